@@ -4,7 +4,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(
 	$(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(name))))
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 SOURCES := bench.py capture proxy sandbox train tests benchmarks
 ENGINES := tests/live/engines
 CACHE := $(HOME)/.cache

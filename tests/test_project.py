@@ -1,0 +1,152 @@
+"""What the project says about itself is true: make targets, the bench command, the README's commands and links."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))]
+TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+
+
+def bench(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "bench", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def commands() -> dict[str, set[str]]:
+    """Every command of `bench`, groups included (`train stream`), with its options."""
+    from bench import app
+
+    found: dict[str, set[str]] = {}
+
+    def walk(command: object, path: str) -> None:
+        for name, below in getattr(command, "commands", {}).items():
+            walk(below, f"{path} {name}".strip())
+        options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}  # type: ignore[attr-defined]
+        found[path] = options | {"--help"}
+
+    walk(get_command(app), "")
+    return found
+
+
+def shown_commands(document: str) -> list[list[str]]:
+    """The words after `$ ` in the document's console blocks, continuation lines joined."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    lines = []
+    for block in re.findall(r"```(?:console|sh|shell|bash)\n(.*?)```", text, re.S):
+        joined = block.replace("\\\n", " ")
+        lines += [
+            line.removeprefix("$ ").split("#")[0].split() for line in joined.splitlines() if line.startswith("$ ")
+        ]
+    return [line for line in lines if line]
+
+
+def test_the_version_is_said_once() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    answer = bench("--version")
+    assert (answer.returncode, answer.stdout) == (0, f"bench {version}\n")
+
+
+def test_a_mistake_of_the_users_is_a_sentence_and_code_2(tmp_path: Path) -> None:
+    answer = bench("train", "stream", str(tmp_path / "nowhere"), "--no-follow")
+    assert answer.returncode == 2
+    assert "nowhere" in answer.stderr and "Traceback" not in answer.stderr
+
+
+def test_a_bug_of_ours_is_said_to_be_one() -> None:
+    script = "import bench; bench.app = lambda: 1 / 0; bench.main()"
+    answer = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert answer.returncode == 70
+    assert "ZeroDivisionError" in answer.stderr and "BENCH_DEBUG=1" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_every_target_is_a_recipe_that_make_can_plan(target: str) -> None:
+    plan = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True)
+    assert plan.returncode == 0, plan.stderr
+
+
+def made(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`make` in a folder that holds nothing but the Makefile and pyproject.toml."""
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    return subprocess.run(["make", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+
+
+def test_an_old_python_is_named_before_anything_is_installed(tmp_path: Path) -> None:
+    old = tmp_path / "python3.9"
+    old.write_text('#!/bin/sh\ncase "$1" in -V) echo "Python 3.9.1";; *) exit 1;; esac\n')
+    old.chmod(0o755)
+    answer = made(tmp_path, "test", f"PYTHON={old}")
+    assert answer.returncode != 0
+    assert "Python 3.11 or newer is needed" in answer.stderr and "Python 3.9.1" in answer.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_no_python_at_all_is_a_sentence(tmp_path: Path) -> None:
+    answer = made(tmp_path, "demo", "PYTHON=")
+    assert answer.returncode != 0
+    assert "Python 3.11 or newer is needed: install it" in answer.stderr
+
+
+def test_ci_runs_the_readmes_test_command() -> None:
+    script = ROOT / ".ci/run"
+    assert os.access(script, os.X_OK)
+    assert subprocess.run(["bash", "-n", script]).returncode == 0
+    text = script.read_text()
+    assert "\nmake check\n" in text and "\nmake test\n" in text
+    assert ["make", "test"] in shown_commands("README.md") and ["make", "demo"] in shown_commands("README.md")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_command_in_the_documents_exists(document: str) -> None:
+    known = commands()
+    unknown = []
+    for words in shown_commands(document):
+        if words[0] == "make" and len(words) > 1:
+            unknown += [" ".join(words)] if words[1] not in TARGETS else []
+        if words[0] in ("bench", ".venv/bin/bench"):
+            path = max((p for p in known if words[1 : 1 + len(p.split())] == p.split()), key=len)
+            options = {word.split("=")[0] for word in words if word.startswith("--")}
+            if not path and options - known[""]:
+                unknown.append(" ".join(words))
+            unknown += [f"bench {path} {option}" for option in sorted(options - known[path])]
+    assert not unknown
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_link_into_the_repository_leads_somewhere(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    headings = {anchor(line) for line in re.findall(r"^#+ (.*)$", text, re.M)}
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, fragment = link.partition("#")
+        if "://" in link:
+            continue
+        if path and not ((ROOT / document).parent / path).exists():
+            broken.append(link)
+        if not path and fragment not in headings:
+            broken.append(link)
+    assert not broken
+
+
+def anchor(heading: str) -> str:
+    """GitHub's anchor of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
