@@ -1,7 +1,9 @@
 # `make demo` and `make test` are all the set-up there is: each makes its own .venv when there is none.
 
-PYTHON ?= $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(shell \
+ifeq ($(origin PYTHON),undefined)
+PYTHON := $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(shell \
 	$(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(name))))
+endif
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
