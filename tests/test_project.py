@@ -131,6 +131,12 @@ def test_every_command_in_the_documents_exists(document: str) -> None:
     assert not unknown
 
 
+def test_the_reference_is_what_the_commands_say() -> None:
+    from tests.reference import render
+
+    assert (ROOT / "docs/reference.md").read_text() == render(), "write it anew with: make docs"
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_link_into_the_repository_leads_somewhere(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
