@@ -137,10 +137,10 @@ class Ids(Sequence[int]):
 
 
 def _leading_zero(text: bytes) -> bool:
-    """Whether a number is written like 007, which is not JSON."""
+    """Whether a number is written like 007, which is not JSON; ten memory searches, no regular expression's walk."""
     if b",0" not in text and text[:1] != b"0":
         return False
-    return any(len(number) > 1 and number[:1] == b"0" for number in text.split(b","))
+    return (text[:1] == b"0" and text[1:2].isdigit()) or any(b",0%d" % digit in text for digit in range(10))
 
 
 def orjson_loads_or_none(data: bytes) -> Any:

@@ -1,0 +1,7 @@
+"""The sidecar: HTTP in, HTTP out, one journal line a call. `serve` and `ProxyThread` are its public door."""
+
+from proxy.errors import ProxyError, SessionError, SettingsError
+from proxy.server import OpenSession, Proxy, ProxyThread, serve
+from proxy.settings import Settings
+
+__all__ = ["OpenSession", "Proxy", "ProxyError", "ProxyThread", "SessionError", "Settings", "SettingsError", "serve"]

@@ -1,0 +1,281 @@
+"""The routes: what agents reach, and what the person who runs the proxy reaches on another listener."""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from proxy.agent import Agent, reply_headers
+from proxy.errors import ProxyError, Refusal, SessionError, SettingsError, UpstreamError
+from proxy.metrics import Metrics
+from proxy.relay import Relay, refuse
+from proxy.replicas import Replicas
+from proxy.sessions import Session, Sessions
+from proxy.settings import Settings
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+
+
+def agent_app(sessions: Sessions, settings: Settings, metrics: Metrics) -> ASGIApp:
+    """What a sandbox reaches: the model routes and nothing else."""
+    models = Models(sessions)
+    routes = [
+        Route(CHAT, Relay("openai-chat", CHAT, sessions, settings, metrics), methods=["POST"]),
+        Route(COMPLETIONS, Relay("openai-completions", COMPLETIONS, sessions, settings, metrics), methods=["POST"]),
+        Route("/v1/models", models, methods=["GET"]),
+        Route("/v1/models/{model:path}", models, methods=["GET"]),
+        Route("/health", health, methods=["GET"]),
+        Route("/", health, methods=["GET", "HEAD"]),
+    ]
+    app = Starlette(routes=routes, exception_handlers={404: no_route, 405: no_route})
+    return ForgivingPaths(app)
+
+
+class ForgivingPaths:
+    """Takes the session out of `/s/<session>/v1/…`; forgives `/v1/v1`, doubled and trailing slashes, a missing /v1."""
+
+    _session = re.compile(r"/s/([^/]+)(/.*|$)")
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path = re.sub(r"/{2,}", "/", scope["path"])
+            named = self._session.match(path)
+            scope = dict(scope)
+            if named:
+                scope["capture.session"], path = named[1], named[2]
+            path = path.rstrip("/") or "/"
+            while path.startswith("/v1/v1"):
+                path = path[3:]
+            if path.startswith(("/chat/completions", "/completions", "/models")):
+                path = "/v1" + path
+            scope["path"] = path
+            scope["raw_path"] = path.encode("utf-8", "replace")
+        await self.app(scope, receive, send)
+
+
+class Models:
+    """`GET /v1/models`, from the session's engine."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self.sessions = sessions
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        agent = Agent(scope, receive, send)
+        session: Session | None = None
+        try:
+            session = self.sessions.authorize(agent.headers, scope.get("capture.session"))
+            replica = session.replicas.pick(session.replica)
+            if replica is None:
+                raise Refusal(502, "the engine cannot be reached; is it up?")
+            session.replica = replica
+            headers = replica.auth([*agent.upstream_headers(), (b"accept-encoding", b"identity")])
+            try:
+                response = await replica.client.send("GET", scope["path"], headers, b"")
+                try:
+                    data = await response.read()
+                finally:
+                    response.close()
+            except UpstreamError as error:
+                raise Refusal(502, str(error)) from error
+            await agent.answer(response.status, reply_headers(response.headers), data)
+        except Refusal as refusal:
+            await refuse(agent, session, refusal)
+
+
+async def health(request: Request) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+async def no_route(request: Request, error: Exception) -> Response:
+    path = request.scope["path"]
+    message = f"{request.method} {path} is not served here; the model routes are POST {CHAT} and POST {COMPLETIONS}"
+    return JSONResponse(
+        {"error": {"message": message, "type": "NotFoundError", "param": None, "code": 404}}, status_code=404
+    )
+
+
+class Admin:
+    """Sessions and metrics, for whoever started the proxy."""
+
+    def __init__(self, sessions: Sessions, settings: Settings, metrics: Metrics, door: Door) -> None:
+        self.sessions = sessions
+        self.settings = settings
+        self.metrics = metrics
+        self.door = door
+
+    def app(self) -> ASGIApp:
+        return Starlette(
+            routes=[
+                Route("/health", health, methods=["GET"]),
+                Route("/metrics", self._guarded(self.show_metrics), methods=["GET"]),
+                Route("/sessions", self._guarded(self.list), methods=["GET"]),
+                Route("/sessions", self._guarded(self.open), methods=["POST"]),
+                Route("/sessions/{id}", self._guarded(self.show), methods=["GET"]),
+                Route("/sessions/{id}", self._guarded(self.close), methods=["DELETE"]),
+                Route("/sessions/{id}/policy", self._guarded(self.policy), methods=["POST"]),
+            ]
+        )
+
+    def _guarded(self, handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        async def guarded(request: Request) -> Response:
+            given = request.headers.get("authorization", "").removeprefix("Bearer ")
+            wanted = self.settings.admin_key
+            if wanted is not None and not hmac.compare_digest(given.encode(), wanted.encode()):
+                return problem(401, "the admin routes need the admin key: Authorization: Bearer KEY")
+            try:
+                return await handler(request)
+            except SettingsError as error:
+                return problem(400, str(error))
+            except SessionError as error:
+                return problem(404 if str(error).startswith("there is no session") else 409, str(error))
+            except ProxyError as error:
+                return problem(502, str(error))
+
+        return guarded
+
+    async def show_metrics(self, request: Request) -> Response:
+        self.metrics.sessions.set(len(list(self.sessions)))
+        return Response(self.metrics.render(), media_type="text/plain; version=0.0.4")
+
+    async def list(self, request: Request) -> Response:
+        return JSONResponse({"sessions": [one.state() for one in self.sessions]})
+
+    async def open(self, request: Request) -> Response:
+        fields = await _object(request)
+        unknown = set(fields) - _SESSION_FIELDS
+        if unknown:
+            raise SettingsError(f"unknown field {sorted(unknown)[0]!r}; known are {', '.join(sorted(_SESSION_FIELDS))}")
+        if "name" not in fields or "journal" not in fields:
+            raise SettingsError("a session needs a `name` and a `journal`, the path of its llm_trajectory.jsonl")
+        for name, kinds in _SESSION_TYPES.items():
+            if fields.get(name) is not None and not isinstance(fields[name], kinds):
+                raise SettingsError(f"`{name}` is of the wrong type")
+        journal = Path(str(fields.pop("journal")))
+        session = self.door.open_session(str(fields.pop("name")), journal=journal, **fields)
+        host = request.url.hostname or "127.0.0.1"
+        root = f"http://{host}:{self.door.port}"
+        return JSONResponse(
+            {
+                "session": session.id,
+                "api_key": session.api_key,
+                "base_url": f"{root}/v1",
+                "anthropic_base_url": root,
+            },
+            status_code=201,
+        )
+
+    async def show(self, request: Request) -> Response:
+        return JSONResponse(self.sessions.get(request.path_params["id"]).state())
+
+    async def close(self, request: Request) -> Response:
+        return JSONResponse(await self.sessions.close(request.path_params["id"]))
+
+    async def policy(self, request: Request) -> Response:
+        session = self.sessions.get(request.path_params["id"])
+        version = (await _object(request)).get("version")
+        if not isinstance(version, str | int) or isinstance(version, bool):
+            raise SettingsError('give the policy\'s version as a string: {"version": "step-120"}')
+        session.policy_version = str(version)
+        return JSONResponse(session.state())
+
+
+_SESSION_TYPES: dict[str, tuple[type, ...]] = {
+    "name": (str,),
+    "journal": (str,),
+    "engine": (str,),
+    "upstream": (str, list),
+    "upstream_key": (str,),
+    "model": (str,),
+    "capture": (bool,),
+    "top_logprobs": (int,),
+    "policy_version": (str,),
+    "sampling": (dict,),
+}
+_SESSION_FIELDS = set(_SESSION_TYPES)
+
+
+class Door:
+    """Opens sessions on this proxy's engines, or on one that the session names."""
+
+    def __init__(self, sessions: Sessions, settings: Settings) -> None:
+        self.sessions = sessions
+        self.settings = settings
+        self.port = 0
+        self.pools: dict[tuple[tuple[str, ...], str | None, str], Replicas] = {}
+
+    def replicas(self, urls: tuple[str, ...], key: str | None, engine: str) -> Replicas:
+        """The replicas at `urls`; sessions that name the same share connections and what was learned of the engine."""
+        if not urls:
+            raise SettingsError("no upstream: start the proxy with --upstream, or name one for the session")
+        found = self.pools.get((urls, key, engine))
+        if found is None:
+            found = Replicas(list(urls), key=key, engine_name=engine, timeouts=self.settings.timeouts)
+            self.pools[(urls, key, engine)] = found
+        return found
+
+    def open_session(
+        self,
+        name: str,
+        *,
+        journal: Path | None = None,
+        engine: str | None = None,
+        upstream: str | list[str] | None = None,
+        upstream_key: str | None = None,
+        model: str | None = None,
+        capture: bool | None = None,
+        top_logprobs: int | None = None,
+        policy_version: str | None = None,
+        sampling: dict[str, object] | None = None,
+        key: str | None = None,
+    ) -> Session:
+        """Opens a session; what is not given is as the proxy's settings say. Raises `SessionError`, `SettingsError`."""
+        ours = self.settings
+        urls = ours.upstream if upstream is None else [upstream] if isinstance(upstream, str) else upstream
+        if upstream is not None and upstream_key is None:
+            secret = None  # our own engine's key is for our own engine
+        else:
+            secret = upstream_key if upstream_key is not None else ours.upstream_key
+        replicas = self.replicas(tuple(urls), secret, engine or ours.engine)
+        return self.sessions.open(
+            name,
+            journal=journal,
+            replicas=replicas,
+            key=key,
+            model=model if model is not None else ours.model,
+            capture=ours.capture if capture is None else capture,
+            top_logprobs=ours.top_logprobs if top_logprobs is None else top_logprobs,
+            policy_version=ours.policy_version if policy_version is None else policy_version,
+            sampling=ours.sampling if sampling is None else sampling,
+        )
+
+    async def close(self) -> None:
+        for pool in self.pools.values():
+            await pool.close()
+
+
+def problem(status: int, message: str) -> Response:
+    return JSONResponse({"error": {"message": message}}, status_code=status)
+
+
+async def _object(request: Request) -> dict[str, Any]:
+    try:
+        value = orjson.loads(await request.body())
+    except orjson.JSONDecodeError as error:
+        raise SettingsError(f"the body is not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise SettingsError("the body is not a JSON object")
+    return value

@@ -1,0 +1,82 @@
+"""What can go wrong in the proxy, and how an agent is told in the words of its engine.
+
+ProxyError                    text is fit for the person who runs the proxy
+├── SettingsError             an option cannot be used as given
+├── SessionError              a session cannot be opened, found or closed
+└── UpstreamError             the engine did not answer as it should
+    ├── UpstreamUnreachable   nothing was sent
+    ├── UpstreamTimeout       it was sent; no answer, or no more of it, in time
+    └── UpstreamBroke         the connection ended, or what came is not HTTP
+
+Refusal                       an answer of our own to an agent: a status and a sentence
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+
+class ProxyError(Exception):
+    """Root of the proxy's errors; its text is fit for people."""
+
+
+class SettingsError(ProxyError):
+    """An option cannot be used as given."""
+
+
+class SessionError(ProxyError):
+    """A session cannot be opened, found or closed."""
+
+
+class UpstreamError(ProxyError):
+    """The engine did not answer as it should. The text names no address."""
+
+
+class UpstreamUnreachable(UpstreamError):
+    """No connection: nothing was sent, so trying another replica is safe."""
+
+
+class UpstreamTimeout(UpstreamError):
+    """The engine did not answer, or stopped answering, within its bound."""
+
+
+class UpstreamBroke(UpstreamError):
+    """The connection ended in the middle, or what came is not HTTP."""
+
+
+class Refusal(Exception):
+    """An answer of our own instead of the engine's."""
+
+    def __init__(self, status: int, message: str, kind: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind or _KINDS.get(status, "InternalServerError")
+
+
+_KINDS = {
+    400: "BadRequestError",
+    415: "UnsupportedMediaTypeError",
+    401: "AuthenticationError",
+    404: "NotFoundError",
+    405: "MethodNotAllowedError",
+    408: "RequestTimeoutError",
+    413: "PayloadTooLargeError",
+    502: "BadGatewayError",
+    503: "ServiceUnavailableError",
+    504: "GatewayTimeoutError",
+}
+
+
+def error_object(engine: str | None, status: int, message: str, kind: str) -> dict[str, Any]:
+    """An error in the engine's own shape: SGLang 0.5 keeps it flat, vLLM and llama.cpp nest it under `error`."""
+    fields = {"message": message, "type": kind, "param": None, "code": status}
+    if engine == "sglang":
+        return {"object": "error", **fields}
+    return {"error": fields}
+
+
+def error_body(engine: str | None, refusal: Refusal) -> bytes:
+    return orjson.dumps(error_object(engine, refusal.status, refusal.message, refusal.kind))

@@ -1,0 +1,69 @@
+"""The client for what is no plain-http engine near by: https, hosted APIs, HTTP proxies. Here httpx does the work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import httpx
+
+from proxy.errors import UpstreamBroke, UpstreamTimeout, UpstreamUnreachable
+from proxy.upstream import Headers, Timeouts
+
+
+class HostedClient:
+    """The same door as `HttpClient`, for an https upstream."""
+
+    def __init__(self, url: str, timeouts: Timeouts | None = None) -> None:
+        bounds = timeouts or Timeouts()
+        self._url = url.rstrip("/")
+        self._bounds = bounds
+        self._client = httpx.AsyncClient(
+            timeout=httpx.Timeout(bounds.first_byte, connect=bounds.connect),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=5),
+            follow_redirects=False,
+        )
+
+    async def send(self, method: str, path: str, headers: Headers, body: bytes) -> HostedResponse:
+        request = self._client.build_request(method, self._url + path, headers=headers, content=body or None)
+        # One read timeout serves both waits in httpx; the second is set once the head is here.
+        try:
+            answer = await self._client.send(request, stream=True)
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
+            raise UpstreamUnreachable("the API cannot be reached") from error
+        except httpx.TimeoutException as error:
+            raise UpstreamTimeout(f"the API did not begin to answer within {self._bounds.first_byte:g} s") from error
+        except httpx.HTTPError as error:
+            raise UpstreamBroke("the connection to the API broke before an answer came") from error
+        return HostedResponse(answer)
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+
+class HostedResponse:
+    def __init__(self, answer: httpx.Response) -> None:
+        self._answer = answer
+        self.status = answer.status_code
+        self.headers: Headers = [(name.lower(), value) for name, value in answer.headers.raw]
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        try:
+            async for data in self._answer.aiter_bytes():
+                yield data
+        except httpx.TimeoutException as error:
+            raise UpstreamTimeout("the API sent nothing more in time") from error
+        except httpx.HTTPError as error:
+            raise UpstreamBroke("the API's answer broke off in the middle") from error
+
+    async def read(self) -> bytes:
+        return b"".join([data async for data in self.chunks()])
+
+    def close(self) -> None:
+        task = asyncio.ensure_future(self._answer.aclose())
+        _closing.add(task)
+        task.add_done_callback(_closing.discard)
+
+
+#: httpx closes asynchronously; the tasks are held until they are done.
+_closing: set[asyncio.Future[None]] = set()

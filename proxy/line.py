@@ -1,0 +1,187 @@
+"""What is known of a call when it is over, and the journal line that says it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from capture.engines.base import Reader
+from capture.purpose import purpose
+from capture.record import FIELDS, TokenCapture, Unavailable
+from capture.redact import redact, secrets_seen
+from proxy.replicas import Replica
+from proxy.requests import Request
+from proxy.sessions import Session
+from proxy.upstream import Headers
+
+#: The agent's headers that are kept: who called, and which call of which session it says it was.
+KEPT_HEADERS = frozenset(
+    (b"user-agent", b"x-client-request-id", b"x-session-id", b"x-parent-session-id", b"x-stainless-retry-count")
+)
+
+
+@dataclass(slots=True)
+class Facts:
+    """Filled in as a call goes its way. Times are seconds of `time.perf_counter`."""
+
+    number: int
+    wire: str
+    path: str
+    policy_version: str | None
+    outcome: str = "ok"
+    status: int = 0
+    retry_of: int | None = None
+    engine: str | None = None
+    engine_version: str | None = None
+    replica: str | None = None
+    refused: str | None = None
+    failure: str | None = None
+    error_body: Any = None
+    policy_version_end: str | None = None
+    request_id: str = field(default_factory=lambda: "req-" + secrets.token_hex(8))
+    began_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    ended_at: datetime | None = None
+    started: float = field(default_factory=time.perf_counter)
+    ttft_ms: float | None = None
+    duration_ms: float = 0.0
+
+    def sent_to(self, replica: Replica) -> None:
+        self.engine = replica.engine.name if replica.engine else None
+        self.engine_version = replica.version
+        self.replica = replica.label
+
+    def first_byte(self) -> None:
+        if self.ttft_ms is None:
+            self.ttft_ms = round((time.perf_counter() - self.started) * 1000, 3)
+
+    def over(self, policy_version: str | None) -> None:
+        self.ended_at = datetime.now(UTC)
+        self.duration_ms = round((time.perf_counter() - self.started) * 1000, 3)
+        self.policy_version_end = policy_version
+
+    def capture(self, reader: Reader | None, wanted: bool, readable: bool) -> TokenCapture | None:
+        """The call's token capture; None when capture is off."""
+        if not wanted:
+            return None
+        if self.refused is not None:
+            return _nothing(
+                self,
+                Unavailable(
+                    "not_returned",
+                    "server_refused_capture_fields",
+                    f"the engine refused the fields that ask for tokens ({self.refused}); upgrade it, or start it with "
+                    "logprobs allowed",
+                ),
+            )
+        if reader is None or not readable:
+            detail = self.failure or "the request was no JSON object, so nothing could be asked for"
+            return _nothing(self, Unavailable("request_failed", "upstream_http_error", detail))
+        return reader.capture(self.outcome, status=self.status)
+
+
+def _nothing(facts: Facts, why: Unavailable) -> TokenCapture:
+    return TokenCapture.of(
+        wire=facts.wire,
+        provider=facts.engine,
+        requested={"logprobs": False, "top_logprobs": None, "token_ids": False},
+        prompt_token_ids=None,
+        completions=[],
+        unavailable=dict.fromkeys(FIELDS, why),
+    )
+
+
+def journal_line(
+    facts: Facts,
+    request: Request,
+    headers: Headers,
+    session: Session,
+    reader: Reader | None,
+    capture: TokenCapture | None,
+) -> bytes:
+    """One line, without its newline. The prompt's ids are spliced in as they came, never parsed."""
+    kept = {name.decode(): value.decode("latin-1") for name, value in headers if name in KEPT_HEADERS}
+    answered = facts.error_body if facts.outcome == "error" or reader is None else reader.assembled()
+    if facts.failure is not None and facts.outcome == "truncated" and isinstance(answered, dict):
+        answered = {**answered, "error": {"message": facts.failure, "type": "truncated"}}
+    body = redact(request.body)
+    # The agent's own bytes where nothing had to be taken out.
+    stored: Any = body
+    if body is request.body and request.strict:
+        stored = orjson.Fragment(request.raw)
+    metadata: dict[str, Any] = {
+        "session": session.id,
+        "session_name": session.name,
+        "call": facts.number,
+        "request_id": facts.request_id,
+        "call_purpose": purpose(request.body, kept),
+        "call_type": "text_completion" if facts.wire == "openai-completions" else "chat_completion",
+        "dialect": facts.wire,
+        "engine": facts.engine,
+        "engine_version": facts.engine_version,
+        "stream": request.streams,
+        "ttft_ms": facts.ttft_ms,
+        "upstream": facts.replica,
+        "request_model": request.body.get("model"),
+        "provider_model": request.upstream.get("model"),
+        "sampling": {"sent": request.sampling, "session": session.sampling, "engine_defaults": None},
+        "policy_version": facts.policy_version,
+        "policy_version_end": facts.policy_version_end,
+        "outcome": facts.outcome,
+        "retry_of": facts.retry_of,
+        "dropped_fields": [],
+        "secrets_seen": secrets_seen(request.body),
+    }
+    if not request.is_object:
+        metadata["unreadable_body"] = request.raw[:2000].decode("utf-8", "replace")
+    if capture is not None:
+        metadata["token_capture"] = capture.to_json()
+    return _dump(
+        {
+            "request": {
+                "timestamp": _iso(facts.began_at),
+                "method": "POST",
+                "path": facts.path,
+                "headers": kept,
+                "body": stored,
+            },
+            "response": {
+                "timestamp": _iso(facts.ended_at),
+                "status_code": facts.status,
+                "headers": {},
+                "body": redact(answered),
+            },
+            "duration_ms": facts.duration_ms,
+            "metadata": metadata,
+        }
+    )
+
+
+def _dump(line: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(line)
+    except (orjson.JSONEncodeError, TypeError):
+        return orjson.dumps(_writable(line))
+
+
+def _writable(value: Any) -> Any:
+    """`value` without what JSON cannot hold: lone surrogates are replaced, other strangers become their text."""
+    if isinstance(value, dict):
+        return {_writable(key): _writable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_writable(item) for item in value]
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | orjson.Fragment):
+        return value
+    return str(value)
+
+
+def _iso(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,397 @@
+"""One call, from the agent's request to the journal line: authorize, prepare, send, pump, capture, journal, end.
+
+The record is written before the agent can know that the reply is over: from the chunk with the last finish reason on,
+what belongs to the end is held back until the line is in the journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import orjson
+from starlette.types import Receive, Scope, Send
+
+from capture.assemble import stream_of
+from capture.engines.base import Ask, Engine, Reader, Wants
+from capture.sse import Decoder, Event
+from proxy.agent import Agent, AgentLeft, reply_headers
+from proxy.errors import Refusal, UpstreamBroke, UpstreamError, UpstreamTimeout, UpstreamUnreachable, error_body
+from proxy.line import Facts, journal_line
+from proxy.metrics import Metrics
+from proxy.replicas import Replica
+from proxy.requests import Request
+from proxy.sessions import Session, Sessions
+from proxy.settings import Settings
+from proxy.upstream import Headers, Response
+
+log = logging.getLogger("proxy")
+
+SSE_HEADERS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+KEEP_ALIVE = b": keep-alive\n\n"
+
+
+class Relay:
+    """The route of one wire (`openai-chat`, `openai-completions`)."""
+
+    def __init__(self, wire: str, path: str, sessions: Sessions, settings: Settings, metrics: Metrics) -> None:
+        self.wire = wire
+        self.path = path
+        self.sessions = sessions
+        self.settings = settings
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        agent = Agent(scope, receive, send)
+        session: Session | None = None
+        try:
+            session = self.sessions.authorize(agent.headers, scope.get("capture.session"))
+            raw = await agent.body(self.settings.max_body_mb << 20)
+            with session.call() as number, self.metrics.in_flight.track_inprogress():
+                await Exchange(self, session, number, agent, Request.of(raw, session)).run()
+        except Refusal as refusal:
+            await refuse(agent, session, refusal)
+        except AgentLeft:
+            pass  # before its request was here: there is no call to record
+
+
+class CutOff(Exception):
+    """The engine's reply broke off; the agent's breaks off in the same place."""
+
+
+class Exchange:
+    """One call on its way."""
+
+    def __init__(self, relay: Relay, session: Session, number: int, agent: Agent, request: Request) -> None:
+        self.relay = relay
+        self.session = session
+        self.agent = agent
+        self.request = request
+        self.facts = Facts(number=number, wire=relay.wire, path=relay.path, policy_version=session.policy_version)
+        self.facts.retry_of = session.retry_of(request.fingerprint)
+        self.reader: Reader | None = None
+        self.ask: Ask | None = None
+        self.engine: Engine | None = None
+        self._held: list[bytes] = []
+        self._holding = False
+        self._reply: tuple[int, Headers, bytes] | None = None
+        self._cut = False
+
+    async def run(self) -> None:
+        """The story. Whatever happens in it, the call is recorded before the agent is told that it is over."""
+        try:
+            async with self.agent.watched():
+                await self._exchange()
+        except AgentLeft:
+            self.facts.outcome = "aborted"
+        except UpstreamError as error:
+            self._engine_failed(error)
+        except asyncio.CancelledError:  # the proxy, or the session, is being stopped
+            self.facts.outcome = "aborted"
+            await self._record()
+            raise
+        await self._record()
+        await self._end()
+
+    async def _exchange(self) -> None:
+        if self.request.streams and await self._will_be_unstreamed():
+            async with self._kept_alive():
+                response = await self._send()
+                try:
+                    await self._answered(response)
+                finally:
+                    response.close()
+            return
+        response = await self._send()
+        try:
+            await self._answered(response)
+        finally:
+            response.close()
+
+    async def _answered(self, response: Response) -> None:
+        self.facts.status = response.status
+        if response.status != 200:
+            await self._error(response)
+        elif self.request.streams and self.ask and self.ask.unstreamed:
+            await self._restream(response)
+        elif is_event_stream(response.headers):
+            await self._stream(response)
+        else:
+            await self._whole(response)
+
+    # sending
+
+    async def _send(self) -> Response:
+        """The head of the answer of the first replica that can be reached."""
+        tried: set[Replica] = set()
+        while True:
+            replica = self.session.replicas.pick(self.session.replica, tried)
+            if replica is None:
+                raise UpstreamUnreachable("the engine cannot be reached; is it up?")
+            try:
+                self.engine = await replica.identify()
+                self.session.replica = replica
+                self.facts.sent_to(replica)
+                return await self._ask(replica, self.engine)
+            except UpstreamUnreachable:
+                self.session.replicas.failed(replica)
+                tried.add(replica)
+
+    async def _ask(self, replica: Replica, engine: Engine) -> Response:
+        """Sends the request with what we ask for besides; where the engine refuses that, once more without.
+
+        A stream whose capture fields are refused (SGLang before streamed ids) is first tried unstreamed.
+        """
+        wire = self.relay.wire
+        wants = self._wants(replica)
+        response = await self._post(replica, engine, wants)
+        while response.status in (400, 422) and self.ask is not None and self.ask.injected:
+            data = await response.read()
+            response.close()
+            if not engine.refused(self.ask, response.status, loads(data)):
+                return Read(response, data)
+            first = Read(response, data)
+            unstreamed = self.request.streams and not self.ask.unstreamed
+            wants = replace(wants, buffered=True) if unstreamed else replace(wants, capture=False)
+            response = await self._post(replica, engine, wants)
+            if response.status != 200 and not wants.capture:
+                response.close()
+                return first if response.status >= 500 else Read(response, await response.read())
+            if response.status == 200 and unstreamed:
+                replica.buffered.add(wire)
+            if response.status == 200 and not wants.capture:
+                self.facts.refused = refusal_text(first.data)
+                log.warning(
+                    "session %s: the engine refused the fields that ask for tokens (%s); the call was made without",
+                    self.session.name,
+                    self.facts.refused,
+                )
+        return response
+
+    def _wants(self, replica: Replica) -> Wants:
+        return Wants(
+            capture=self.session.capture,
+            top_logprobs=self.session.top_logprobs,
+            buffered=self.relay.settings.buffered or self.relay.wire in replica.buffered,
+        )
+
+    async def _will_be_unstreamed(self) -> bool:
+        """Whether an agent that streams will wait for the whole answer, and needs comments to stay on the line."""
+        replica = self.session.replicas.pick(self.session.replica)
+        if replica is None or replica.engine is None:
+            return self.relay.settings.buffered
+        return replica.engine.ask(self.relay.wire, self.request.upstream, self._wants(replica)).unstreamed
+
+    async def _post(self, replica: Replica, engine: Engine, wants: Wants) -> Response:
+        self.ask = engine.ask(self.relay.wire, self.request.upstream, wants)
+        self.reader = engine.reader(self.relay.wire, self.request.upstream, self.ask)
+        body = self.request.dump(self.ask.body)
+        headers = [
+            *self.agent.upstream_headers(),
+            (b"accept-encoding", b"identity"),
+            *((name.encode(), value.encode()) for name, value in self.ask.headers.items()),
+        ]
+        self.relay.metrics.added.observe(time.perf_counter() - self.facts.started)
+        return await replica.client.send("POST", self.relay.path, replica.auth(headers, body), body)
+
+    # what the engine answered
+
+    async def _stream(self, response: Response) -> None:
+        """Chunks go out as they come in, less what exists only because we asked."""
+        await self.agent.start(200, reply_headers(response.headers))
+        decoder = Decoder()
+        async for data in response.chunks():
+            self.facts.first_byte()
+            out = self._events(decoder.feed(data))
+            if out:
+                await self.agent.write(out)
+        self._events(decoder.flush())
+        assert self.reader is not None
+        if self.reader.error is not None or not self.reader.finished:
+            self.facts.outcome = "truncated"
+
+    def _events(self, events: list[Event]) -> bytes:
+        """What may go out now; what belongs to the end of the reply is put aside."""
+        out: list[bytes] = []
+        for event in events:
+            piece = self._event(event)
+            if self._holding:
+                self._held.append(piece)
+            else:
+                out.append(piece)
+        return b"".join(out)
+
+    def _event(self, event: Event) -> bytes:
+        reader, data = self.reader, event.data
+        if not data or reader is None:
+            return event.raw  # a comment
+        if data == b"[DONE]":
+            self._holding = True
+            return event.raw
+        given = reader.event(data)
+        if reader.finished or reader.error is not None:
+            self._holding = True
+        if given is data:
+            return event.raw
+        if given is None:
+            return b""
+        name = b"event: " + event.event + b"\n" if event.event else b""
+        return name + b"data: " + given + b"\n\n"
+
+    async def _whole(self, response: Response) -> None:
+        data = await response.read()
+        self.facts.first_byte()
+        await self._side_questions()
+        assert self.reader is not None
+        self._reply = 200, reply_headers(response.headers), self.reader.body(data)
+
+    async def _restream(self, response: Response) -> None:
+        """The engine answered whole; the agent gets the chunks it would have seen."""
+        data = await response.read()
+        self.facts.first_byte()
+        await self._side_questions()
+        assert self.reader is not None
+        body = loads(self.reader.body(data))
+        if not isinstance(body, dict):
+            self._reply = 200, reply_headers(response.headers), data
+            return
+        chunks = stream_of(body, include_usage=self.request.include_usage)
+        self._holding = True
+        self._held += [b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in chunks]
+        self._held.append(b"data: [DONE]\n\n")
+        if not self.agent.started:
+            await self.agent.start(200, SSE_HEADERS)
+
+    async def _side_questions(self) -> None:
+        replica = self.session.replica
+        if self.session.capture and self.engine is not None and self.reader is not None and replica is not None:
+            await replica.answer_questions(self.engine, self.reader)
+
+    async def _error(self, response: Response) -> None:
+        data = await response.read()
+        self.facts.outcome = "error"
+        self.facts.error_body = loads(data)
+        self.session.tally.last_error = f"HTTP {response.status}: {refusal_text(data)}"
+        if response.status == 401:
+            log.warning("session %s: the engine refused our key (401); check --upstream-key", self.session.name)
+        if self.agent.started:  # the reply has begun with comments: the error becomes an event, as in a stream
+            self._holding = True
+            self._held.append(b"data: " + data.replace(b"\n", b" ") + b"\n\n")
+        else:
+            self._reply = response.status, reply_headers(response.headers), data
+
+    def _engine_failed(self, error: UpstreamError) -> None:
+        log.warning("session %s, call %d: %s", self.session.name, self.facts.number, error)
+        self.session.tally.last_error = str(error)
+        began = self.agent.started and self.reader is not None and self.reader.began
+        self.facts.outcome = "truncated" if began else "error"
+        self.facts.failure = str(error)
+        refusal = Refusal(504 if isinstance(error, UpstreamTimeout) else 502, str(error))
+        name = self.engine.name if self.engine else None
+        body = error_body(name, refusal)
+        if not began:
+            self.facts.status = refusal.status
+            self.facts.error_body = loads(body)
+        if not self.agent.started:
+            self._reply = refusal.status, [(b"content-type", b"application/json")], body
+        elif isinstance(error, UpstreamBroke):
+            self._cut = True  # as the engine's own reply was cut
+        else:
+            self._held.append(b"data: " + body + b"\n\n")
+
+    @asynccontextmanager
+    async def _kept_alive(self) -> AsyncIterator[None]:
+        """While an agent that streams waits for an unstreamed answer, comments keep its connection open."""
+
+        async def tick() -> None:
+            while True:
+                await asyncio.sleep(self.relay.settings.keepalive)
+                if not self.agent.started:
+                    await self.agent.start(200, SSE_HEADERS)
+                await self.agent.write(KEEP_ALIVE)
+
+        ticking = asyncio.ensure_future(tick())
+        try:
+            yield
+        finally:
+            ticking.cancel()
+            await asyncio.gather(ticking, return_exceptions=True)
+
+    # the end
+
+    async def _record(self) -> None:
+        """The call's line is in the journal when this returns, or the session says why it is not."""
+        facts, session, metrics = self.facts, self.session, self.relay.metrics
+        facts.over(session.policy_version)
+        capture = facts.capture(self.reader, session.capture, self.request.is_object)
+        session.remember(self.request.fingerprint, facts.number, facts.outcome)
+        usage = self.reader.usage if self.reader is not None else {}
+        session.count(capture, usage)
+        metrics.count(facts.wire, facts.outcome, facts.ttft_ms, capture)
+        line = journal_line(facts, self.request, self.agent.headers, session, self.reader, capture)
+        with metrics.journal_queue.track_inprogress():
+            if not await session.write(line):
+                metrics.journal_failures.inc()
+
+    async def _end(self) -> None:
+        if self.agent.left:
+            return
+        if self._reply is not None:
+            await self.agent.answer(*self._reply)
+        elif self._cut:
+            await self.agent.write(b"".join(self._held))
+        elif self.agent.started:
+            await self.agent.end(b"".join(self._held))
+
+
+class Read:
+    """An answer whose body has been read already."""
+
+    def __init__(self, response: Response, data: bytes) -> None:
+        self.status = response.status
+        self.headers = response.headers
+        self.data = data
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        yield self.data
+
+    async def read(self) -> bytes:
+        return self.data
+
+    def close(self) -> None:
+        pass
+
+
+async def refuse(agent: Agent, session: Session | None, refusal: Refusal) -> None:
+    engine = session.replica.engine if session and session.replica else None
+    body = error_body(engine.name if engine else None, refusal)
+    headers = [(b"content-type", b"application/json")]
+    if refusal.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if refusal.status == 413:
+        headers.append((b"connection", b"close"))
+    await agent.answer(refusal.status, headers, body)
+
+
+def is_event_stream(headers: Headers) -> bool:
+    return any(name == b"content-type" and value.lower().startswith(b"text/event-stream") for name, value in headers)
+
+
+def loads(data: bytes) -> Any:
+    with suppress(orjson.JSONDecodeError):
+        return orjson.loads(data)
+    return None
+
+
+def refusal_text(data: bytes) -> str:
+    """The sentence in an engine's error body, shortened."""
+    body = loads(data)
+    error = body.get("error", body) if isinstance(body, dict) else body
+    text = error.get("message") if isinstance(error, dict) else error
+    text = text if isinstance(text, str) else data[:200].decode("utf-8", "replace")
+    return " ".join(text.split())[:300]

@@ -1,0 +1,135 @@
+"""Engines that serve one model: a session stays where its prefix cache is, and leaves a replica that is down."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from capture.engines import detect, engine
+from capture.engines.base import Engine, Reader
+from proxy.errors import UpstreamError
+from proxy.hosted import HostedClient
+from proxy.settings import upstream_base
+from proxy.upstream import Client, Headers, HttpClient, Timeouts
+
+#: A replica that could not be reached is left alone for this long, unless no other is left.
+REST = 5.0
+
+
+@dataclass(eq=False)
+class Replica:
+    """One engine: how to reach it, and what it turned out to be."""
+
+    label: str
+    client: Client
+    key: str | None
+    engine_name: str = "auto"
+    engine: Engine | None = None
+    version: str | None = None
+    #: Wires on which it refused capture fields in a stream: those are called unstreamed from then on.
+    buffered: set[str] = field(default_factory=set)
+    sessions: int = 0
+    down_until: float = 0.0
+    _detecting: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def identify(self) -> Engine:
+        """Which engine this is: as told by the settings, else asked once. Raises `UpstreamError` when it is down."""
+        if self.engine is not None:
+            return self.engine
+        async with self._detecting:
+            if self.engine is None:
+                name, self.version = self.engine_name, None
+                if name in ("auto", "vllm", "sglang", "llamacpp"):
+                    seen, self.version = await self._look()
+                    name = seen if name == "auto" else name
+                self.engine = engine(name)
+        return self.engine
+
+    async def _look(self) -> tuple[str, str | None]:
+        answers: dict[str, Any] = {}
+        for path in ("/version", "/get_model_info", "/server_info", "/props", "/v1/models"):
+            answers[path] = await self.get_json(path)
+            found = detect(answers)
+            if found is not None:
+                return found
+        return "other", None
+
+    async def get_json(self, path: str, *, method: str = "GET", body: Any = None) -> Any:
+        """The JSON an engine answers on a side route, or None where it has no such route."""
+        payload = b"" if body is None else orjson.dumps(body)
+        response = await self.client.send(method, path, self.auth([(b"accept", b"application/json")], payload), payload)
+        try:
+            data = await response.read()
+        finally:
+            response.close()
+        if response.status != 200:
+            return None
+        try:
+            return orjson.loads(data)
+        except orjson.JSONDecodeError:
+            return None
+
+    async def answer_questions(self, engine: Engine, reader: Reader) -> None:
+        """Asks what the engine's answer does not say and its other routes do (llama.cpp: the prompt's ids)."""
+        questions = engine.questions(reader)
+        if questions is None:
+            return
+        with suppress(UpstreamError, StopIteration):
+            path, body = next(questions)
+            while True:
+                path, body = questions.send(await self.get_json(path, method="POST", body=body))
+
+    def auth(self, headers: Headers, body: bytes = b"") -> Headers:
+        """`headers` with this engine's key, and the content type of a JSON body."""
+        made = list(headers)
+        if self.key:
+            made.append((b"authorization", b"Bearer " + self.key.encode()))
+        if body:
+            made.append((b"content-type", b"application/json"))
+        return made
+
+
+class Replicas:
+    """The engines a session may use; each session keeps to one while it answers."""
+
+    def __init__(
+        self, urls: list[str], *, key: str | None = None, engine_name: str = "auto", timeouts: Timeouts | None = None
+    ) -> None:
+        """Raises `SettingsError` for an address that is none."""
+        self.all = [
+            Replica(f"replica-{number}", make_client(upstream_base(url), timeouts or Timeouts()), key, engine_name)
+            for number, url in enumerate(urls)
+        ]
+
+    def pick(self, current: Replica | None, avoid: set[Replica] | None = None) -> Replica | None:
+        """The session's own replica while it is up, else the one with the fewest sessions; None when all are tried."""
+        now = time.monotonic()
+        choice = [one for one in self.all if one not in (avoid or ())]
+        up = [one for one in choice if one.down_until <= now] or choice
+        if not up:
+            return None
+        if current in up:
+            return current
+        chosen = min(up, key=lambda one: one.sessions)
+        chosen.sessions += 1
+        if current is not None:
+            current.sessions -= 1
+        return chosen
+
+    def failed(self, replica: Replica) -> None:
+        replica.down_until = time.monotonic() + REST
+
+    async def close(self) -> None:
+        for replica in self.all:
+            await replica.client.close()
+
+
+def make_client(base: str, timeouts: Timeouts) -> Client:
+    if base.startswith("https:"):
+        return HostedClient(base, timeouts)
+    return HttpClient(base, timeouts)

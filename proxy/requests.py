@@ -1,0 +1,91 @@
+"""An agent's request body: as it came, parsed, and as it goes on, with the session's model and sampling defaults."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from proxy.sessions import Session
+
+#: Request fields that shape what is sampled; kept in the record as they were sent.
+SAMPLING = (
+    "temperature", "top_p", "top_k", "min_p", "typical_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "repeat_penalty", "logit_bias", "seed", "n", "best_of", "use_beam_search", "max_tokens",
+    "max_completion_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output",
+    "bad_words", "allowed_token_ids", "response_format", "structured_outputs", "guided_json", "guided_regex",
+    "guided_choice", "guided_grammar", "regex", "ebnf", "json_schema", "grammar", "tool_choice",
+    "parallel_tool_calls", "include_reasoning", "chat_template_kwargs", "reasoning_effort",
+    "mirostat", "dynatemp_range", "dry_multiplier", "xtc_probability", "top_n_sigma", "samplers",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`raw` as it came; `body` parsed, an empty object where `raw` is none; `upstream` what is sent on.
+
+    `strict` says that `raw` is one line of JSON as the journal writes it, so that it can be copied there as it is.
+    """
+
+    raw: bytes
+    body: dict[str, Any]
+    upstream: dict[str, Any]
+    is_object: bool
+    strict: bool
+
+    @classmethod
+    def of(cls, raw: bytes, session: Session) -> Request:
+        parsed, strict = parse(raw)
+        if not isinstance(parsed, dict):
+            # Not for us to judge: the engine gets it as it is, and its own error goes back.
+            return cls(raw, {}, {}, False, False)
+        upstream = dict(parsed)
+        if session.model is not None:
+            upstream["model"] = session.model
+        for name, value in session.sampling.items():
+            if upstream.get(name) is None:
+                upstream[name] = value
+        return cls(raw, parsed, upstream, True, strict and b"\n" not in raw and b"\r" not in raw)
+
+    @property
+    def streams(self) -> bool:
+        return self.body.get("stream") is True
+
+    @property
+    def include_usage(self) -> bool:
+        options = self.body.get("stream_options")
+        return isinstance(options, dict) and options.get("include_usage") is True
+
+    @property
+    def fingerprint(self) -> int:
+        """Equal for a call that is repeated word for word."""
+        return hash(self.raw)
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The sampling parameters that were sent, the agent's and the session's."""
+        return {name: self.upstream[name] for name in SAMPLING if self.upstream.get(name) is not None}
+
+    def dump(self, body: dict[str, Any]) -> bytes:
+        """`body` as bytes for the engine; the agent's own bytes where nothing was changed."""
+        if not self.is_object or (body == self.body and body is not self.body):
+            return self.raw
+        try:
+            return orjson.dumps(body)
+        except (orjson.JSONEncodeError, TypeError):
+            # Lone surrogates and integers beyond 64 bits: JSON that orjson does not write.
+            return json.dumps(body, separators=(",", ":")).encode()
+
+
+def parse(raw: bytes) -> tuple[Any, bool]:
+    """A JSON value, read as leniently as engines do (NaN, lone surrogates), or None; and whether it is strict JSON."""
+    try:
+        return orjson.loads(raw), True
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        return json.loads(raw), False
+    except (ValueError, RecursionError):
+        return None, False

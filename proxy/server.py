@@ -1,0 +1,243 @@
+"""The public door: start a proxy, open and close sessions, stop it; on this loop (`serve`) or in its own thread."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from proxy.app import Admin, Door, agent_app
+from proxy.errors import ProxyError, SettingsError
+from proxy.metrics import Metrics
+from proxy.probe import probe_all
+from proxy.sessions import Sessions
+from proxy.settings import Settings
+
+log = logging.getLogger("proxy")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSession:
+    """What an agent needs: a key that reaches one session, and the addresses for either kind of client."""
+
+    id: str
+    name: str
+    api_key: str
+    base_url: str
+    anthropic_base_url: str
+
+
+class Proxy:
+    """A proxy that runs."""
+
+    def __init__(self, settings: Settings, sessions: Sessions, door: Door, host: str, admin_url: str | None) -> None:
+        self.settings = settings
+        self.sessions = sessions
+        self.port = door.port
+        self.base_url = f"http://{_in_url(host)}:{door.port}/v1"
+        self.admin_url = admin_url
+        self._door = door
+
+    async def open_session(self, name: str, *, journal: Path, **options: Any) -> OpenSession:
+        """Opens a session that writes to `journal`; options are those of `POST /sessions`. Raises `ProxyError`."""
+        session = self._door.open_session(name, journal=journal, **options)
+        return OpenSession(session.id, session.name, session.api_key, self.base_url, self.base_url.removesuffix("/v1"))
+
+    async def close_session(self, session_id: str) -> dict[str, Any]:
+        """Waits for calls in flight, seals the journal; the session's last state."""
+        return await self.sessions.close(session_id)
+
+    async def session_state(self, session_id: str) -> dict[str, Any]:
+        return self.sessions.get(session_id).state()
+
+    async def set_policy_version(self, session_id: str, version: str) -> None:
+        self.sessions.get(session_id).policy_version = version
+
+
+@asynccontextmanager
+async def serve(settings: Settings) -> AsyncIterator[Proxy]:
+    """A running proxy. On leaving, calls in flight get `settings.grace` seconds, then journals are sealed.
+
+    Raises `SettingsError` for what cannot be used, a taken port included, and `SessionError` for a journal.
+    """
+    settings.check()
+    metrics = Metrics()
+    open_mode = settings.out is not None and settings.key is None
+    sessions = Sessions(open_mode=open_mode, out=settings.out, fsync=settings.fsync, grace=settings.grace)
+    door = Door(sessions, settings)
+    if settings.out is not None:
+        sessions.default = door.open_session("default", key=settings.key)
+    sockets = _bind([settings.host, *settings.more_hosts], settings.port)
+    door.port = sockets[0].getsockname()[1]
+    servers = [(_Server(_config(agent_app(sessions, settings, metrics), settings)), sockets)]
+    admin_url = None
+    if settings.admin_port is not None:
+        if settings.admin_key is None:
+            settings.admin_key = secrets.token_urlsafe(24)
+        admin_sockets = _bind([settings.admin_host], settings.admin_port, option="--admin-port")
+        admin_url = f"http://{_in_url(settings.admin_host)}:{admin_sockets[0].getsockname()[1]}"
+        admin = Admin(sessions, settings, metrics, door)
+        servers.append((_Server(_config(admin.app(), settings)), admin_sockets))
+    running = [asyncio.ensure_future(server.serve(sockets=listening)) for server, listening in servers]
+    probing: asyncio.Future[None] | None = None
+    try:
+        while not all(server.started for server, _ in servers):  # noqa: ASYNC110 (uvicorn tells by a flag)
+            await asyncio.sleep(0.005)
+        if settings.probe and settings.upstream:
+            pool = door.replicas(tuple(settings.upstream), settings.upstream_key, settings.engine)
+            probing = asyncio.ensure_future(probe_all(pool, settings))
+        yield Proxy(settings, sessions, door, settings.host, admin_url)
+    finally:
+        if probing is not None:
+            probing.cancel()
+        for server, _ in servers:
+            server.should_exit = True
+        await asyncio.gather(*running, return_exceptions=True)
+        await sessions.close_all()
+        await door.close()
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without its signal handlers: whoever starts a proxy decides what ends it."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,  # the engine's own headers are passed on; a second Server or Date upsets clients
+        date_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=max(1, round(settings.grace)),
+        backlog=4096,
+    )
+
+
+def _bind(hosts: list[str], port: int, option: str = "--port") -> list[socket.socket]:
+    """One listening socket a host, all on the same port."""
+    made: list[socket.socket] = []
+    try:
+        for host in hosts:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            one = socket.socket(family, socket.SOCK_STREAM)
+            made.append(one)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.bind((host.strip("[]"), port))
+            one.set_inheritable(False)
+            port = one.getsockname()[1]
+    except OSError as error:
+        for one in made:
+            one.close()
+        raise SettingsError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; free the port, or give another {option}"
+        ) from error
+    return made
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+class ProxyThread:
+    """The same door for code without an event loop: the proxy runs in a thread of its own.
+
+    `with ProxyThread(settings) as proxy: ...` gives the proxy; its methods block until they are done.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.base_url = ""
+        self.port = 0
+        self.admin_url: str | None = None
+        self._proxy: Proxy | None = None
+        self._ready = threading.Event()
+        self._failed: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._thread = threading.Thread(target=self._run, name="capture-proxy", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._ready.wait()
+        if self._failed is not None:
+            self._thread.join()
+            raise self._failed
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._loop is not None and self._stop is not None:
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def open_session(self, name: str, *, journal: Path, **options: Any) -> OpenSession:
+        return self._call(lambda proxy: proxy.open_session(name, journal=journal, **options))
+
+    def close_session(self, session_id: str) -> dict[str, Any]:
+        return self._call(lambda proxy: proxy.close_session(session_id))
+
+    def session_state(self, session_id: str) -> dict[str, Any]:
+        return self._call(lambda proxy: proxy.session_state(session_id))
+
+    def set_policy_version(self, session_id: str, version: str) -> None:
+        self._call(lambda proxy: proxy.set_policy_version(session_id, version))
+
+    def _call(self, work: Callable[[Proxy], Awaitable[T]]) -> T:
+        if self._proxy is None or self._loop is None or not self._thread.is_alive():
+            raise ProxyError("the proxy is not running")
+        proxy = self._proxy
+
+        async def run() -> T:
+            return await work(proxy)
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
+
+    def _run(self) -> None:
+        try:
+            run(self._main())
+        except BaseException as error:
+            self._failed = error
+        finally:
+            self._ready.set()
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        async with serve(self.settings) as proxy:
+            self._proxy = proxy
+            self.base_url, self.port, self.admin_url = proxy.base_url, proxy.port, proxy.admin_url
+            self._ready.set()
+            await self._stop.wait()
+
+
+def run(main: Any) -> None:
+    """Runs a coroutine on the fastest loop there is here."""
+    try:
+        import uvloop
+
+        factory: Callable[[], asyncio.AbstractEventLoop] | None = uvloop.new_event_loop
+    except ImportError:
+        factory = None
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main)

@@ -1,0 +1,342 @@
+"""The HTTP/1.1 client of the hot path: one call to an engine, its bytes as they arrive, on the event loop.
+
+Small because it does one thing: POST or GET to a plain-http engine that is near. The parser is httptools; connections
+are kept and reused; every wait has a bound; closing a response closes its connection, which is how an engine learns
+that nobody listens any more. Why not a general client: it is most of what a capture proxy costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import urlsplit
+
+import httptools
+
+from proxy.errors import UpstreamBroke, UpstreamTimeout, UpstreamUnreachable
+
+Headers = list[tuple[bytes, bytes]]
+
+#: Uvicorn, in front of vLLM and SGLang, closes a connection that was idle for 5 s; one of ours is dropped well before.
+IDLE_EXPIRY = 3.0
+#: Reading stops when this much waits for an agent that reads slowly, and goes on at half of it.
+HIGH_WATER = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds: to connect, to the first byte of the answer, between two pieces of it."""
+
+    connect: float = 10.0
+    first_byte: float = 600.0
+    idle: float = 300.0
+
+
+class Response(Protocol):
+    """An answer whose head has arrived."""
+
+    status: int
+    headers: Headers
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """The body, decompressed, in pieces as they arrive. Raises `UpstreamBroke` or `UpstreamTimeout`."""
+        ...
+
+    async def read(self) -> bytes:
+        """The whole body."""
+        ...
+
+    def close(self) -> None:
+        """Done with it. Before the end of the body this drops the connection, and the engine stops generating."""
+        ...
+
+
+class Client(Protocol):
+    """Sends requests to one upstream."""
+
+    async def send(self, method: str, path: str, headers: Headers, body: bytes) -> Response: ...
+    async def close(self) -> None: ...
+
+
+class HttpClient:
+    """A pool of keep-alive connections to one plain-http upstream."""
+
+    def __init__(self, url: str, timeouts: Timeouts | None = None) -> None:
+        """`url` is scheme, host, port and an optional path prefix, without `/v1`."""
+        parts = urlsplit(url)
+        self.host = parts.hostname or "127.0.0.1"
+        self.port = parts.port or 80
+        self.prefix = parts.path.rstrip("/")
+        self.timeouts = timeouts or Timeouts()
+        self._idle: deque[_Connection] = deque()
+        self._open: set[_Connection] = set()
+        self._netloc = parts.netloc.rpartition("@")[2].encode()
+
+    async def send(self, method: str, path: str, headers: Headers, body: bytes) -> Response:
+        """Sends one request and waits for the head of the answer.
+
+        Raises `UpstreamUnreachable` (nothing was sent), `UpstreamTimeout` or `UpstreamBroke`. A request that was sent
+        is sent again only where a kept connection turned out to be closed before it brought a byte: then the engine has
+        not read it.
+        """
+        wire = _request(method, self.prefix + path, self._netloc, headers, body)
+        while True:
+            connection, reused = await self._connection()
+            try:
+                await connection.exchange(wire, self.timeouts)
+                return connection
+            except UpstreamBroke:
+                connection.close()
+                if not (reused and connection.untouched):
+                    raise
+            except BaseException:
+                connection.close()
+                raise
+
+    async def _connection(self) -> tuple[_Connection, bool]:
+        loop = asyncio.get_running_loop()
+        while self._idle:
+            connection = self._idle.pop()  # the warmest first, so that the others can expire
+            if connection.usable and loop.time() - connection.idle_since < IDLE_EXPIRY:
+                return connection, True
+            connection.drop()
+        try:
+            async with asyncio.timeout(self.timeouts.connect):
+                _, connection = await loop.create_connection(lambda: _Connection(self), self.host, self.port)
+        except (OSError, TimeoutError) as error:
+            raise UpstreamUnreachable("the engine cannot be reached") from error
+        self._open.add(connection)
+        return connection, False
+
+    def release(self, connection: _Connection) -> None:
+        self._idle.append(connection)
+        # The coldest go when their time is over: a burst of calls must not hold its sockets for ever.
+        loop = asyncio.get_running_loop()
+        while self._idle and loop.time() - self._idle[0].idle_since >= IDLE_EXPIRY:
+            self._idle.popleft().drop()
+
+    def forget(self, connection: _Connection) -> None:
+        self._open.discard(connection)
+
+    @property
+    def open_connections(self) -> int:
+        return len(self._open)
+
+    async def close(self) -> None:
+        for connection in list(self._open):
+            connection.drop()
+        self._idle.clear()
+        await asyncio.sleep(0)
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, and the one answer that is on its way over it."""
+
+    def __init__(self, pool: HttpClient) -> None:
+        self._pool = pool
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self.idle_since = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._lost: UpstreamBroke | UpstreamTimeout | None = None
+        self._busy = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self.status = 0
+        self.headers: Headers = []
+        self.untouched = True
+        self._head = False
+        self._ends_with_connection = False
+        self._complete = False
+        self._pending: list[bytes] = []
+        self._waiting_bytes = 0
+        self._paused = False
+        self._inflate: _Inflate | None = None
+        self._parser = httptools.HttpResponseParser(self)
+
+    # asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.untouched = False
+        self._last_data = self._loop.time()
+        if not self._busy:  # bytes nobody asked for: never mistake them for the next answer
+            self.drop()
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(UpstreamBroke(f"the engine's answer is not HTTP ({error})"))
+            self.drop()
+        if self._waiting_bytes > HIGH_WATER and not self._paused and self._transport:
+            self._paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._pool.forget(self)
+        self._transport = None
+        if self._busy and not self._complete:
+            if self._head and self._ends_with_connection:
+                self._complete = True
+            else:
+                self._fail(UpstreamBroke("the engine closed the connection in the middle of its answer"))
+        self._wake()
+
+    # httptools' side
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if 100 <= status < 200:  # an interim answer; the real one follows
+            self.headers.clear()
+            return
+        self.status = status
+        self._head = True
+        names = dict(self.headers)
+        encoding = names.get(b"content-encoding", b"").lower().strip()
+        if encoding and encoding != b"identity":
+            self._inflate = _Inflate(encoding)
+        self._ends_with_connection = b"content-length" not in names and b"chunked" not in names.get(
+            b"transfer-encoding", b""
+        )
+
+    def on_body(self, data: bytes) -> None:
+        self._pending.append(data)
+        self._waiting_bytes += len(data)
+
+    def on_message_complete(self) -> None:
+        if self._head:
+            self._complete = True
+
+    # the pool's side
+
+    @property
+    def usable(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    async def exchange(self, wire: Iterable[bytes], timeouts: Timeouts) -> None:
+        """Sends the request and returns when the head of the answer is here."""
+        assert self._transport is not None
+        self._reset()
+        self._busy = True
+        self._lost = None
+        self._timeouts = timeouts
+        self._last_data = self._loop.time()
+        self._watch()
+        self._transport.writelines(wire)
+        while not self._head:
+            if self._lost:
+                raise self._lost
+            await self._wait()
+
+    def _watch(self) -> None:
+        """One timer a call, which looks at the clock and sleeps again, instead of one timer a chunk."""
+        if not self._busy:
+            self._timer = None
+            return
+        bound = self._timeouts.idle if self._head else self._timeouts.first_byte
+        left = self._last_data + bound - self._loop.time()
+        if self._paused:  # it is the agent who is slow
+            left = bound
+        if left <= 0:
+            what = "sent nothing more" if self._head else "did not begin to answer"
+            self._fail(UpstreamTimeout(f"the engine {what} within {bound:g} s"))
+            self.drop()
+            return
+        self._timer = self._loop.call_later(min(left, max(0.05, self._timeouts.idle)), self._watch)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        while True:
+            if self._pending:
+                data = self._pending[0] if len(self._pending) == 1 else b"".join(self._pending)
+                self._pending.clear()
+                self._waiting_bytes = 0
+                if self._paused and self._transport:
+                    self._paused = False
+                    self._last_data = self._loop.time()
+                    self._transport.resume_reading()
+                if self._inflate:
+                    data = self._inflate.feed(data)
+                if data:
+                    yield data
+            elif self._complete:
+                return
+            elif self._lost:
+                raise self._lost
+            else:
+                await self._wait()
+
+    async def read(self) -> bytes:
+        return b"".join([data async for data in self.chunks()])
+
+    def close(self) -> None:
+        """Gives the connection back when the answer is whole and both sides keep it; drops it otherwise."""
+        if not self._busy:
+            return
+        self._busy = False
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        if self._complete and self.usable and not self._pending and self._parser.should_keep_alive():
+            self.idle_since = self._loop.time()
+            self._pool.release(self)
+        else:
+            self.drop()
+
+    def drop(self) -> None:
+        self._pool.forget(self)
+        if self._transport:
+            self._transport.abort()
+
+    def _fail(self, error: UpstreamBroke | UpstreamTimeout) -> None:
+        self._lost = self._lost or error
+
+    async def _wait(self) -> None:
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class _Inflate:
+    """Undoes an engine's (or its gateway's) content encoding, piece by piece."""
+
+    def __init__(self, encoding: bytes) -> None:
+        if encoding not in (b"gzip", b"x-gzip", b"deflate"):
+            raise UpstreamBroke(f"the engine answered with content-encoding {encoding.decode('latin-1')}, unasked")
+        self._z = zlib.decompressobj(zlib.MAX_WBITS | 32)
+
+    def feed(self, data: bytes) -> bytes:
+        try:
+            return self._z.decompress(data)
+        except zlib.error as error:
+            raise UpstreamBroke(f"the engine's compressed answer is broken ({error})") from error
+
+
+def _request(method: str, path: str, netloc: bytes, headers: Headers, body: bytes) -> list[bytes]:
+    head = [b"%s %s HTTP/1.1\r\nhost: %s\r\n" % (method.encode(), path.encode("ascii", "replace"), netloc)]
+    head += [b"%s: %s\r\n" % header for header in headers]
+    if body or method != "GET":
+        head.append(b"content-length: %d\r\n" % len(body))
+    head.append(b"\r\n")
+    return [b"".join(head), body] if body else [b"".join(head)]

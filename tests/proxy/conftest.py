@@ -1,0 +1,63 @@
+"""A proxy beside the code under test, and the calls its journal holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from capture.journal import Call, JournalReader
+from proxy import Proxy, Settings, serve
+
+
+class Bench:
+    """A running proxy, a client that reaches it, and its journal."""
+
+    def __init__(self, proxy: Proxy, client: httpx.AsyncClient, out: Path) -> None:
+        self.proxy = proxy
+        self.client = client
+        self.journal = out / "default/trajectory/llm_trajectory.jsonl"
+
+    def calls(self) -> list[Call]:
+        reader = JournalReader(self.journal)
+        calls = list(reader)
+        assert reader.problems == []
+        return calls
+
+    def call(self) -> Call:
+        calls = self.calls()
+        assert len(calls) == 1
+        return calls[0]
+
+    async def recorded(self, count: int = 1, seconds: float = 5) -> list[Call]:
+        """The calls, once there are `count` of them: for calls whose agent is gone."""
+        async with asyncio.timeout(seconds):
+            while not self.journal.exists() or len(self.calls()) < count:
+                await asyncio.sleep(0.01)
+        return self.calls()
+
+
+Started = Callable[..., AbstractAsyncContextManager[Bench]]
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Started:
+    """`async with started(upstream, **settings) as bench`: a stand-alone proxy in front of `upstream`."""
+
+    @asynccontextmanager
+    async def start(*upstream: str, **options: Any) -> AsyncIterator[Bench]:
+        out = options.pop("out", tmp_path / "captures")
+        options.setdefault("probe", False)
+        options.setdefault("grace", 5.0)
+        async with (
+            serve(Settings(upstream=list(upstream), out=out, **options)) as proxy,
+            httpx.AsyncClient(base_url=proxy.base_url, timeout=30) as client,
+        ):
+            yield Bench(proxy, client, out)
+
+    return start

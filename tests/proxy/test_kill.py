@@ -1,0 +1,79 @@
+"""`kill -9` at any moment: every call whose end a client saw is in the journal, and the journal opens."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from capture.journal import JournalReader
+from tests.proxy.fake_engine import FakeEngine, replays
+
+ROUNDS = int(os.environ.get("KILL_ROUNDS", "4"))
+STREAMS = 32
+BODY: dict[str, Any] = {"model": "my-policy", "messages": [{"role": "user", "content": "x"}], "stream": True}
+
+
+@pytest.mark.timeout(180)
+async def test_no_finished_call_is_lost_to_kill_9(tmp_path: Path) -> None:
+    """32 concurrent streams a round; `KILL_ROUNDS` rounds, all into the same journal (`make live` runs 20)."""
+    ended: list[str] = []
+    dice = random.Random(7)
+    async with FakeEngine(replays("vllm/chat-plain-length-stream", size=300, pause=0.002)) as engine:
+        for number in range(ROUNDS):
+            proxy, base_url = start_proxy(engine.url, tmp_path / "captures")
+            try:
+                clients = [asyncio.ensure_future(client(base_url, f"{number}-{n}", ended)) for n in range(STREAMS)]
+                await asyncio.sleep(0.3 + dice.random() * 0.7)
+            finally:
+                os.kill(proxy.pid, signal.SIGKILL)
+                proxy.wait()
+            for one in clients:
+                one.cancel()
+            await asyncio.gather(*clients, return_exceptions=True)
+    reader = JournalReader(tmp_path / "captures/default/trajectory/llm_trajectory.jsonl")
+    recorded = {call.request_body["user"]: call for call in reader if call.outcome == "ok"}
+    assert len(ended) > ROUNDS * STREAMS / 4, "the test must see calls end"
+    assert [user for user in ended if user not in recorded] == []
+    assert all(call.capture is not None and call.capture.complete for call in recorded.values())
+    assert len(reader.problems) <= ROUNDS, "at most the line that was being written when the proxy died"
+
+
+def start_proxy(upstream: str, out: Path) -> tuple[subprocess.Popen[str], str]:
+    proxy = subprocess.Popen(
+        [sys.executable, "-m", "proxy", "--upstream", upstream, "--out", str(out), "--port", "0", "--no-probe"],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert proxy.stderr is not None
+    for line in proxy.stderr:
+        found = re.search(r"agents: (\S+)", line)
+        if found:
+            return proxy, found[1]
+    raise AssertionError("the proxy did not start")
+
+
+async def client(base_url: str, name: str, ended: list[str]) -> None:
+    """Calls until the proxy is gone; notes each call whose end it saw."""
+    number = 0
+    async with httpx.AsyncClient(base_url=base_url, timeout=10) as http:
+        while True:
+            user = f"{name}-{number}"
+            number += 1
+            try:
+                async with http.stream("POST", "/chat/completions", json={**BODY, "user": user}) as answer:
+                    got = b"".join([data async for data in answer.aiter_raw()])
+            except httpx.HTTPError:
+                return
+            if b"data: [DONE]" in got or b'"finish_reason":"length"' in got:
+                ended.append(user)
