@@ -1,0 +1,192 @@
+"""What stands between an agent and a forged reward: its own user before; cleaned files, a pinned environment after.
+
+The order matters. `prepare` runs before the agent: it is somebody else than root, `/logs/verifier` does not exist,
+tests and solution are not there. `clean` runs when every process of the agent is proved gone, before the tests arrive.
+An agent that is root (a task may say so) defeats the first half; `--verifier-sandbox separate` is the answer to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from sandbox.box import Box, run
+from sandbox.errors import DockerError, VerifierError
+
+SAFE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+#: Files that Python or pytest run unasked when they lie in the right place, and names that would shadow pytest itself.
+AUTORUN = frozenset(
+    {"conftest.py", "sitecustomize.py", "usercustomize.py", "pytest.py", "_pytest", "pluggy", "iniconfig"}
+)
+BUDGET = 180.0
+
+PREPARE = r"""
+set -eu
+user=$1 work=$2
+if ! grep -q "^$user:" /etc/passwd; then
+  id=10001
+  while grep -q "^[^:]*:[^:]*:$id:" /etc/passwd /etc/group; do id=$((id + 1)); done
+  echo "$user:x:$id:$id::/home/$user:/bin/sh" >> /etc/passwd
+  echo "$user:x:$id:" >> /etc/group
+  mkdir -p "/home/$user"; chown "$id:$id" "/home/$user"; chmod 700 "/home/$user"
+fi
+mkdir -p "$work" /logs/agent /logs/artifacts
+for kept in "$work" /output /outputs; do
+  if [ -d "$kept" ] && [ ! -L "$kept" ]; then chown -R -h "$user" "$kept"; fi
+done
+chown root:root /logs; chmod 755 /logs; chown "$user" /logs/agent /logs/artifacts
+rm -rf /logs/verifier
+for locked in /oracle /solution /verifier /tests /testbed_verify; do
+  if [ -d "$locked" ] && [ ! -L "$locked" ]; then chown root:root "$locked"; chmod 700 "$locked"; fi
+done
+grep "^$user:" /etc/passwd
+"""
+
+#: Run as the agent: directories of PATH in which it can change nothing, nor in any directory above.
+UNWRITABLE = r"""
+IFS=:
+for dir in $PATH; do
+  at=$dir ok=1
+  case $dir in /*) ;; *) continue ;; esac
+  [ -d "$dir" ] || continue
+  while [ -n "$at" ]; do if [ -w "$at" ]; then ok=0; fi; at=${at%/*}; done
+  if [ $ok = 1 ]; then printf '%s\n' "$dir"; fi
+done
+"""
+
+#: Links that leave the workspace for anything but the system's own folders, and files that are none: "path\0target\0".
+ESCAPING = r"""
+find "$1" -xdev \( -type l -o -type p -o -type s -o -type b -o -type c \) -exec sh -c '
+work=$0
+for path do
+  target=
+  if [ -L "$path" ]; then
+    target=$(readlink -f "$path" || true)
+    case $target in "$work"|"$work"/*|/usr/*|/bin/*|/sbin/*|/lib/*|/lib64/*|/opt/*) continue ;; esac
+  fi
+  printf "%s\0%s\0" "$path" "$target"
+done' "$1" {} +
+"""
+
+RESET = r"""
+set -eu
+work=$1 user=$2; shift 2
+for dir in /logs /logs/verifier; do if [ -L "$dir" ]; then rm -f "$dir"; fi; done
+rm -rf /logs/verifier /oracle /solution /verifier /tests
+mkdir -p /logs/verifier
+chown root:root /logs; chmod 755 /logs; chown "$user" /logs/verifier
+if [ -d "$work" ] && [ ! -L "$work" ]; then chown -R -h root "$work"; fi
+"""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """How the sandbox was when the agent began; `clean` needs it."""
+
+    user: str
+    home: str
+    workdir: str
+    #: PATH for the verifier: the image's own, without what the agent could change.
+    path: str
+    #: What Python runs unasked and was there before the agent, as archives to put back.
+    autorun: dict[str, bytes]
+    links: dict[str, str]
+    before: frozenset[str]
+
+
+def prepare(box: Box, user: str, *, cleanup_conftests: bool = True) -> Prepared:
+    """Makes the agent's user, gives it the workspace, closes what it must not see. Raises `DockerError`."""
+    done = run(box, ["sh", "-c", PREPARE, "sh", user, box.workdir], timeout=BUDGET)
+    if done.exit_code != 0:
+        raise DockerError(f"the sandbox cannot be prepared: {done.tail() or 'no answer in time'}", "sandbox_setup")
+    home = done.stdout.decode().strip().rsplit(":", 2)[-2]
+    listed = run(box, ["sh", "-c", UNWRITABLE], user=user, timeout=BUDGET)
+    path = ":".join(listed.stdout.decode().split("\n")).strip(":") if user != "root" else ""
+    before = box.changed()
+    autorun = {
+        name: archive
+        for name in sorted(_autorun(before, cleanup_conftests))
+        if (archive := box.get(name, 64 << 20)) is not None
+    }
+    return Prepared(user, home, box.workdir, path or SAFE_PATH, autorun, _escaping(box), frozenset(before))
+
+
+def clean(box: Box, prepared: Prepared, *, verifier_user: str = "root", cleanup_conftests: bool = True) -> list[str]:
+    """Takes out what the agent left for the verifier to trip over, and returns what that was.
+
+    To be called when the agent's processes are gone: nothing here is safe against one that still runs.
+    Raises `VerifierError` when it cannot be done in `BUDGET` seconds.
+    """
+    found = box.changed()
+    doomed = _autorun(found, cleanup_conftests) - prepared.autorun.keys()
+    doomed |= {name for name in found - prepared.before if _in_tmp(name)}
+    doomed |= {name for name, target in _escaping(box).items() if prepared.links.get(name) != target}
+    _must(box, ["rm", "-rf", "--"], sorted(doomed))
+    _must(box, ["sh", "-c", RESET, "sh", prepared.workdir, verifier_user], ())
+    for name, archive in prepared.autorun.items():
+        run(box, ["sh", "-c", 'rm -rf -- "$1"; mkdir -p "${1%/*}"', "sh", name])
+        box.put(archive, str(PurePosixPath(name).parent))
+    return sorted(doomed)
+
+
+def verifier_env(
+    prepared: Prepared, own: dict[str, str], verifier_dir: str, plugins: Iterable[str] = ()
+) -> dict[str, str]:
+    """The verifier's environment: the task's own variables, then ours over them."""
+    addopts = f"-c /dev/null --confcutdir={verifier_dir} --rootdir={prepared.workdir} -p no:cacheprovider"
+    inside_root = prepared.workdir == "/root" or prepared.workdir.startswith("/root/")
+    return {
+        **own,
+        "PATH": prepared.path,
+        "HOME": "/nonexistent" if inside_root else "/root",
+        "USER": "root",
+        "LD_PRELOAD": "",
+        "BASH_ENV": "",
+        "ENV": "",
+        "PYTHONPATH": "",
+        "PYTHONHOME": "",
+        "PYTHONSTARTUP": "",
+        "PYTHONNOUSERSITE": "1",
+        "PYTHONBREAKPOINT": "0",
+        "PYTHONPYCACHEPREFIX": "/nonexistent",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTEST_ADDOPTS": " ".join([addopts, *(f"-p {name}" for name in plugins)]),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PIP_CONFIG_FILE": "/dev/null",
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        # A repository's own settings can name programs that git runs.
+        "GIT_CONFIG_COUNT": "2",
+        "GIT_CONFIG_KEY_0": "core.fsmonitor",
+        "GIT_CONFIG_VALUE_0": "false",
+        "GIT_CONFIG_KEY_1": "core.hooksPath",
+        "GIT_CONFIG_VALUE_1": "/dev/null",
+    }
+
+
+def _autorun(paths: Iterable[str], conftests: bool) -> set[str]:
+    names = AUTORUN if conftests else AUTORUN - {"conftest.py"}
+    return {p for p in paths if (base := p.rpartition("/")[2]) in names or base.endswith(".pth")}
+
+
+def _in_tmp(path: str) -> bool:
+    return path.startswith(("/tmp/", "/var/tmp/")) and path.endswith(".py")  # noqa: S108 - in the sandbox
+
+
+def _escaping(box: Box) -> dict[str, str]:
+    done = run(box, ["sh", "-c", ESCAPING, "sh", box.workdir], timeout=BUDGET, limit=64 << 20)
+    if done.exit_code is None or done.dropped:
+        raise VerifierError("the workspace holds too many files to be searched for links that leave it")
+    words = done.stdout.decode(errors="surrogateescape").split("\0")[:-1]
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+def _must(box: Box, command: list[str], names: Iterable[str], at_once: int = 200) -> None:
+    rest = list(names)
+    while True:
+        done = run(box, [*command, *rest[:at_once]], timeout=BUDGET)
+        if done.exit_code != 0:
+            raise VerifierError(f"the sandbox cannot be cleaned for the verifier: {done.tail() or 'no answer in time'}")
+        rest = rest[at_once:]
+        if not rest:
+            return

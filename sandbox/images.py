@@ -1,0 +1,201 @@
+"""Images: there already, pulled, built from a task's Dockerfile, or made by installing an agent in one (`bake`).
+
+Each image is made once, however many rollouts wait for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import docker
+import requests
+import tenacity
+
+from sandbox.box import run
+from sandbox.docker import Container, Limits, doing, inspect_image
+from sandbox.errors import ImageError, InstallError
+from sandbox.task import Task
+
+Say = Callable[[str], None]
+_locks: dict[str, threading.Lock] = {}
+_locks_lock = threading.Lock()
+
+
+def task_image(api: docker.APIClient, task: Task, say: Say) -> str:
+    """The image of a task: its `docker_image`, else its Dockerfile built. Raises `ImageError`."""
+    if task.sandbox.docker_image:
+        return pulled(api, task.sandbox.docker_image, say)
+    assert task.dockerfile is not None
+    return built(api, task, say)
+
+
+def pulled(api: docker.APIClient, image: str, say: Say, *, attempts: int = 3) -> str:
+    """`image`, pulled where it is not here yet: three tries where the registry is at fault."""
+    with _once(image):
+        if exists(api, image):
+            return image
+        say(f"pulling {image}")
+        again = tenacity.Retrying(
+            stop=tenacity.stop_after_attempt(attempts),
+            wait=tenacity.wait_exponential(multiplier=2, max=20),
+            retry=tenacity.retry_if_exception(_may_pass),
+            reraise=True,
+        )
+        try:
+            again(_pull, api, image, say)
+        except (docker.errors.APIError, _PullFailed) as error:
+            raise ImageError(
+                f"the image {image} is not on this machine and cannot be pulled ({_short(error)}); "
+                f"check the name and try: docker pull {image}"
+            ) from error
+    return image
+
+
+class _PullFailed(Exception):
+    """The engine's own report of a failed pull: its HTTP status was 200."""
+
+
+def _pull(api: docker.APIClient, image: str, say: Say) -> None:
+    repository, _, tag = image.partition("@") if "@" in image else _split_tag(image)
+    layers: dict[str, tuple[int, int]] = {}
+    said = time.monotonic()
+    for event in api.pull(repository, tag=tag or "latest", stream=True, decode=True):
+        if "error" in event:
+            raise _PullFailed(event["error"])
+        progress = event.get("progressDetail") or {}
+        if progress.get("total"):
+            layers[event["id"]] = (progress.get("current", 0), progress["total"])
+        if layers and time.monotonic() - said > 5:
+            said = time.monotonic()
+            done, total = (sum(part) for part in zip(*layers.values(), strict=True))
+            say(f"pulling {image}: {done >> 20} of {total >> 20} MB")
+
+
+def _split_tag(image: str) -> tuple[str, str, str]:
+    name, colon, tag = image.rpartition(":")
+    return (image, "", "latest") if not colon or "/" in tag else (name, colon, tag)
+
+
+def _may_pass(error: BaseException) -> bool:
+    text = str(error).lower()
+    lasting = ("not found", "denied", "unauthorized", "manifest unknown", "invalid reference", "no such host")
+    return isinstance(error, docker.errors.APIError | _PullFailed) and not any(word in text for word in lasting)
+
+
+def built(api: docker.APIClient, task: Task, say: Say) -> str:
+    """The task's Dockerfile as an image named after the task's digest: the same files are built once."""
+    tag = f"benchflow-task/{task.name.lower()}:{task.digest.removeprefix('sha256:')[:12]}"
+    with _once(tag):
+        if exists(api, tag):
+            return tag
+        say(f"building the image of {task.name}")
+        deadline = time.monotonic() + task.sandbox.build_timeout_sec
+        log: list[str] = []
+        try:
+            for event in api.build(
+                path=str(task.path / "environment"), tag=tag, rm=True, forcerm=True, decode=True,
+                labels={"benchflow.task": task.name}, timeout=int(task.sandbox.build_timeout_sec),
+            ):  # fmt: skip
+                log.append(str(event.get("stream") or event.get("error") or ""))
+                if "error" in event:
+                    raise ImageError(f"the image of task {task.name} cannot be built: {_build_tail(log)}")
+                if time.monotonic() > deadline:
+                    raise ImageError(
+                        f"building the image of task {task.name} took more than {task.sandbox.build_timeout_sec:g} s; "
+                        "raise sandbox.build_timeout_sec"
+                    )
+        except (docker.errors.DockerException, requests.exceptions.RequestException, TypeError) as error:
+            raise ImageError(f"the image of task {task.name} cannot be built: {_short(error)}") from error
+    return tag
+
+
+def _build_tail(log: list[str]) -> str:
+    tail = " / ".join(line.strip() for line in "".join(log[-12:]).splitlines() if line.strip())[-500:]
+    if "--mount" in tail or "unknown instruction" in tail.lower():
+        tail += " (the Dockerfile may need BuildKit: build it with docker build -t NAME and set sandbox.docker_image)"
+    return tail
+
+
+def baked(
+    api: docker.APIClient,
+    base: str,
+    *,
+    key: str,
+    install: Callable[[Container], None],
+    labels: Mapping[str, str],
+    tag: str | None = None,
+    say: Say = lambda _: None,
+) -> str:
+    """`base` with an agent installed, as an image of its own; found again by `key` and the base's id.
+
+    Raises `InstallError` when `install` does not end well. Installing has the default network: registries are reached.
+    """
+    with doing(f"look at the image {base}"):
+        base_id = inspect_image(api, base)["Id"].removeprefix("sha256:")[:12]
+    image = tag or f"benchflow-agent/{key}:{base_id}"
+    with _once(image):
+        if exists(api, image) and (tag is None or _baked_of(api, image) == [key, base_id]):
+            return image
+        say(f"installing {key} in {base}, once")
+        box = Container.start(
+            api,
+            base,
+            name=f"benchflow-bake-{key}-{base_id}-{time.time_ns() & 0xFFFFFF:06x}",
+            limits=Limits(cpus=8, memory_mb=4096, storage_mb=20480, pids=4096),
+            labels=labels,
+            network="bridge",
+        )
+        try:
+            install(box)
+            repository, _, version = image.rpartition(":")
+            run(box, ["sh", "-c", "rm -rf /tmp/* /root/.npm /root/.cache 2>/dev/null; true"])
+            changes = [f'LABEL benchflow.agent="{key}"', f'LABEL benchflow.base="{base_id}"']
+            changes += _original_command(inspect_image(api, base)["Config"] or {})
+            with doing(f"save the image {image}"):
+                api.commit(box.id, repository=repository, tag=version, changes=changes)
+        except requests.exceptions.RequestException as error:
+            raise InstallError(f"{key} cannot be installed in {base}: {_short(error)}") from error
+        finally:
+            box.remove()
+    return image
+
+
+def _original_command(config: dict[str, Any]) -> list[str]:
+    """A commit would keep the waiting command of our container; the image gets back what its base had."""
+    import json
+
+    return [
+        f"ENTRYPOINT {json.dumps(config.get('Entrypoint') or [])}",
+        f"CMD {json.dumps(config.get('Cmd') or [])}",
+        f"WORKDIR {config.get('WorkingDir') or '/'}",
+    ]
+
+
+def _baked_of(api: docker.APIClient, image: str) -> list[str]:
+    labels = (inspect_image(api, image)["Config"] or {}).get("Labels") or {}
+    return [labels.get("benchflow.agent", ""), labels.get("benchflow.base", "")]
+
+
+def exists(api: docker.APIClient, image: str) -> bool:
+    with doing(f"look for the image {image}"):
+        try:
+            inspect_image(api, image)
+        except docker.errors.ImageNotFound:
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def _once(name: str) -> Iterator[None]:
+    with _locks_lock:
+        lock = _locks.setdefault(name, threading.Lock())
+    with lock:
+        yield
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(getattr(error, "explanation", None) or error).split())[:300]

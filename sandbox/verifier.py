@@ -1,0 +1,141 @@
+"""Runs a task's verifier and reads the reward it wrote: following no link, believing no half-written number."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sandbox.box import Box, folder_archive, plain_files, run
+from sandbox.errors import VerifierError
+from sandbox.hardening import Prepared, verifier_env
+from sandbox.task import Task
+
+LOGS = "/logs/verifier"
+TEXT, JSON = f"{LOGS}/reward.txt", f"{LOGS}/reward.json"
+LOG_LIMIT = 64 << 20
+
+
+def verify(box: Box, task: Task, prepared: Prepared, out: Path) -> dict[str, Any]:
+    """Uploads the verifier, runs it, copies its files to `out` and returns the rewards, `{"reward": float, ...}`.
+
+    Raises `VerifierError`: crashed, hung, wrote nothing, or wrote what is no reward.
+    """
+    where = "/verifier" if task.layout == "native" else "/tests"
+    run(box, ["sh", "-c", 'mkdir -p "$1"; if [ ! -e /tests ]; then ln -s "$1" /tests; fi', "sh", where])
+    box.put(folder_archive(task.verifier_dir), where)
+    env = verifier_env(prepared, fill(task.verifier.env, f"{task.name}: verifier.env"), where, plugins(task))
+    timeout = task.verifier.timeout_sec
+    done = run(
+        box,
+        ["/bin/sh", "-c", 'exec "$0"', f"{where}/test.sh"],
+        user=task.verifier.user,
+        env=env,
+        cwd=prepared.workdir,
+        timeout=timeout,
+        limit=8 << 20,
+    )
+    _write(out, "test-stdout.txt", done.stdout)
+    _write(out, "test-stderr.txt", done.stderr)
+    if done.timed_out:
+        raise VerifierError(f"verifier timed out after {timeout:g}s", "verifier_timeout")
+    archive = box.get(LOGS, LOG_LIMIT)
+    files = plain_files(archive) if archive is not None else {}
+    for name, data in files.items():
+        if name not in ("test-stdout.txt", "test-stderr.txt"):
+            _write(out, name, data)
+    rewards = read_reward(files, task.verifier.reward_range)
+    if rewards is None:
+        raise VerifierError(_why_none(box, task, done.exit_code, done.tail()))
+    return rewards
+
+
+def _why_none(box: Box, task: Task, code: int | None, tail: str) -> str:
+    cause = box.cause_of_death(code)
+    if cause:
+        return f"the verifier {cause[1]}"
+    words = f"No reward file found at {TEXT} or {JSON}"
+    if code:
+        words = f"verifier exited with rc={code}; no reward file found at {TEXT} or {JSON}"
+    script = task.verifier_dir / "test.sh"
+    if b"\r\n" in script.read_bytes()[:4096]:
+        tail = f"{script} has Windows line ends; save it with Unix ones"
+    return f"{words} ({tail})" if tail else words
+
+
+def read_reward(files: Mapping[str, bytes], low_high: list[float]) -> dict[str, Any] | None:
+    """Rewards from the regular files of `/logs/verifier`; None when there are neither. Raises `VerifierError`."""
+    text = _from_text(files["reward.txt"], low_high) if "reward.txt" in files else None
+    both = _from_json(files["reward.json"], low_high) if "reward.json" in files else None
+    if text is not None and both is not None and not math.isclose(text, both["reward"], abs_tol=1e-9):
+        raise VerifierError(
+            f"{TEXT} says {text} and {JSON} says {both['reward']}; write one of them, or the same number"
+        )
+    if both is not None:
+        return both
+    return None if text is None else {"reward": text}
+
+
+def _from_text(data: bytes, low_high: list[float]) -> float:
+    words = data.decode(errors="replace").strip()
+    if not words:
+        raise VerifierError(f"Reward file is empty at {TEXT}")
+    if not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf(inity)?)", words, re.IGNORECASE):
+        raise VerifierError(f"Failed to parse rewards from text file {TEXT}: {words[:80]!r} is no number")
+    return _in_range(float(words), TEXT, low_high)
+
+
+def _from_json(data: bytes, low_high: list[float]) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except ValueError as error:
+        raise VerifierError(f"Failed to parse rewards from {JSON}: {error}") from error
+    if not isinstance(value, dict) or not _is_number(value.get("reward")):
+        raise VerifierError(f"{JSON} must be an object with a number `reward`")
+    rewards: dict[str, Any] = {"reward": _in_range(float(value["reward"]), JSON, low_high)}
+    for name, extra in value.items():
+        if name in ("rubric", "metrics", "details", "aggregate") or (_is_number(extra) and math.isfinite(extra)):
+            rewards.setdefault(name, extra)
+        elif name != "reward":
+            raise VerifierError(f"{JSON}: {name} must be a finite number, not {extra!r}")
+    return rewards
+
+
+def _in_range(value: float, where: str, low_high: list[float]) -> float:
+    if not math.isfinite(value) or not low_high[0] <= value <= low_high[1]:
+        raise VerifierError(f"{where} must contain a finite numeric reward between {low_high[0]} and {low_high[1]}")
+    return value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def plugins(task: Task) -> list[str]:
+    """pytest plugins that the task names, and the one that Harbor's usual `--ctrf` option comes from."""
+    named = list(task.verifier.pytest_plugins)
+    if "--ctrf" in (task.verifier_dir / "test.sh").read_text(encoding="utf-8", errors="replace"):
+        named.append("ctrf.main")  # the module of pytest-json-ctrf
+    return named
+
+
+def fill(env: Mapping[str, str], where: str) -> dict[str, str]:
+    """`${NAME}` in values, from the environment of this process. Raises `VerifierError` for one that is not set."""
+
+    def value(match: re.Match[str]) -> str:
+        found = os.environ.get(match.group(1))
+        if found is None:
+            raise VerifierError(f"{where} needs the environment variable {match.group(1)}; set it for bench run")
+        return found
+
+    return {name: re.sub(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", value, text) for name, text in env.items()}
+
+
+def _write(folder: Path, name: str, data: bytes) -> None:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
