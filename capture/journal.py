@@ -218,7 +218,7 @@ class Call:
         except msgspec.DecodeError:
             return {}
         fields.pop("token_capture", None)
-        return {name: orjson.loads(value) for name, value in fields.items()}
+        return {name: _loads(value) for name, value in fields.items()}
 
     @property
     def number(self) -> int:
@@ -252,7 +252,7 @@ class Call:
             found = _metadata.decode(self._parts.metadata).token_capture
         except msgspec.DecodeError:
             # Of another shape than a writer of this schema makes: let the tolerant reader say what is wrong.
-            metadata = orjson.loads(self._parts.metadata)
+            metadata = _loads(self._parts.metadata)
             value = metadata.get("token_capture") if isinstance(metadata, dict) else None
             return None if value is None else TokenCapture.from_json(value)
         if found is None:
@@ -270,9 +270,9 @@ class Call:
                 Completion(
                     index=row.index if isinstance(row.index, int) else position,
                     token_ids=Ids.parse(bytes(row.token_ids)),
-                    tokens=orjson.loads(row.tokens),
+                    tokens=_loads(row.tokens),
                     logprobs=row.logprobs if isinstance(row.logprobs, list) else None,
-                    top_logprobs=orjson.loads(row.top_logprobs),
+                    top_logprobs=_loads(row.top_logprobs),
                     prompt_token_ids=Ids.parse(bytes(row.prompt_token_ids)),
                 )
                 for position, row in enumerate(found.completions)
@@ -282,8 +282,12 @@ class Call:
         )
 
 
+def _loads(raw: msgspec.Raw) -> Any:
+    return orjson.loads(bytes(raw))
+
+
 def _object(raw: msgspec.Raw) -> dict[str, Any]:
-    return _dict(orjson.loads(raw))
+    return _dict(_loads(raw))
 
 
 def _dict(value: object) -> dict[str, Any]:

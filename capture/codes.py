@@ -1,0 +1,119 @@
+"""Why something is not captured: each code with BenchFlow's reason above it and a sentence that says what to do."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from capture.record import Unavailable
+
+_NOT_RETURNED: Final = "not_returned"
+_UNSUPPORTED: Final = "provider_api_unsupported"
+_NOT_REQUESTED: Final = "not_requested"
+_FAILED: Final = "request_failed"
+
+#: code -> (reason, sentence)
+CODES: Final[dict[str, tuple[str, str]]] = {
+    "engine_unsupported": (
+        _UNSUPPORTED,
+        "this API returns no token ids; serve the model with vLLM, SGLang or llama.cpp to capture its tokens",
+    ),
+    "endpoint_has_no_token_ids": (_UNSUPPORTED, "this route of the engine returns no token ids; call chat completions"),
+    "capture_off": (_NOT_REQUESTED, "capture was off; set BENCHFLOW_CAPTURE_TOKEN_LOGPROBS=1"),
+    "echo_prompt_logprobs_mixed": (
+        _NOT_REQUESTED,
+        "with `echo`, asking for ids would change the text the agent gets, so nobody asked; call without echo",
+    ),
+    "invalid_logprobs_request": (
+        _NOT_REQUESTED,
+        "the agent sent `top_logprobs` without `logprobs`, which engines refuse; send both, or neither",
+    ),
+    "beam_search": (_UNSUPPORTED, "beam search has no logprob of a sampled token; call without use_beam_search"),
+    "server_ignored_return_token_ids": (
+        _NOT_RETURNED,
+        "the engine answered without the token ids that were asked for: it is older than token ids on this route, or a "
+        "gateway before it drops the field; upgrade it, or point the proxy at the engine itself",
+    ),
+    "server_refused_capture_fields": (
+        _NOT_RETURNED,
+        "the engine refused the fields that ask for tokens; upgrade it, or start it with logprobs allowed",
+    ),
+    "logprobs_not_returned": (
+        _NOT_RETURNED,
+        "the engine answered without the logprobs that were asked for; start it with logprobs allowed, or upgrade it",
+    ),
+    "hidden_by_include_reasoning": (
+        _NOT_RETURNED,
+        "`include_reasoning: false` makes vLLM leave out ids and logprobs; let the agent ask for reasoning",
+    ),
+    "no_prompt_ids": (
+        _NOT_RETURNED,
+        "the engine did not say the prompt's token ids; upgrade it, or point the proxy at the engine itself",
+    ),
+    "several_prompts": (
+        _NOT_RETURNED,
+        "the call had several prompts and the engine did not say the ids of each; send one prompt a call",
+    ),
+    "no_choices": (_NOT_RETURNED, "the engine's answer held no choice; look at its log"),
+    "choices_missing": (_NOT_RETURNED, "the engine's answer held fewer choices than `n` asked for; look at its log"),
+    "count_mismatch_ids_logprobs": (
+        _NOT_RETURNED,
+        "there are {sampled} sampled ids and {told} logprobs; upgrade the engine, or start the proxy with --buffered",
+    ),
+    "count_mismatch_usage": (
+        _NOT_RETURNED,
+        "{sampled} ids came and the engine counted {told}; upgrade the engine, or start the proxy with --buffered",
+    ),
+    "usage_not_returned": (
+        _NOT_RETURNED,
+        "the engine did not say how many tokens it sampled, so the ids cannot be checked; upgrade it",
+    ),
+    "streamed_tokens_dropped_by_parser": (
+        _NOT_RETURNED,
+        "{sampled} of {told} sampled ids came: vLLM older than the fix of streamed tool calls (vllm #29074) drops ids; "
+        "upgrade, or start the proxy with --buffered",
+    ),
+    "logprobs_incomplete_in_stream": (
+        _NOT_RETURNED,
+        "{told} logprobs came for {sampled} sampled ids: SGLang without a parser drops those of steps without text; "
+        "start it with --tool-call-parser, or the proxy with --buffered",
+    ),
+    "stop_token_not_returned": (
+        _NOT_RETURNED,
+        "{sampled} of {told} sampled ids came: llama.cpp leaves out the token that completes a stop string; let the "
+        "reply end by its stop token instead",
+    ),
+    "logprob_missing_for_token": (_NOT_RETURNED, "a sampled token came without its logprob; upgrade the engine"),
+    "logprob_clamped": (
+        _NOT_RETURNED,
+        "a logprob was minus infinity, sent as -9999: the sampler chose a token the recorded distribution excludes; "
+        "serve with raw logprobs, or without the cut that excludes it",
+    ),
+    "ids_malformed": (
+        _NOT_RETURNED,
+        "the engine sent token ids that are no non-negative integers; look at its version",
+    ),
+    "answer_unreadable": (_NOT_RETURNED, "a part of the engine's answer was not JSON; look at its log"),
+    "prompt_route_missing": (
+        _NOT_RETURNED,
+        "the engine did not answer /apply-template and /tokenize, which give the prompt's ids; upgrade llama.cpp",
+    ),
+    "prompt_has_media": (_UNSUPPORTED, "the prompt holds images or audio, whose ids llama.cpp does not tell"),
+    "stream_aborted": (_FAILED, "the agent closed the connection before the reply was over; what came is kept"),
+    "ids_lost_stream_aborted": (
+        _FAILED,
+        "the agent closed the connection before the reply was over, and SGLang sends ids only at its end",
+    ),
+    "stream_error": (_FAILED, "the engine's reply broke off or held an error; what came is kept; look at its log"),
+    "upstream_http_error": (_FAILED, "the engine answered HTTP {status}; its message is in response.body"),
+}
+
+
+def why(code: str, **facts: Any) -> Unavailable:
+    """The reason, code and sentence of `code`, with the facts of this call in it."""
+    reason, detail = CODES[code]
+    return Unavailable(reason, code, detail.format_map(_Facts(facts)))
+
+
+class _Facts(dict[str, Any]):
+    def __missing__(self, key: str) -> str:
+        return "?"

@@ -1,0 +1,51 @@
+"""The engines whose answers we can read, one file each, and how to tell which one answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from capture.engines.base import Engine
+from capture.engines.llamacpp import LlamaCpp
+from capture.engines.sglang import SGLang
+from capture.engines.vllm import VLLM
+from capture.errors import CaptureError
+
+_ENGINES: dict[str, type[Engine]] = {one.name: one for one in (VLLM, SGLang, LlamaCpp, Engine)}
+NAMES = tuple(_ENGINES)
+
+
+def engine(name: str) -> Engine:
+    """The engine of that name: vllm, sglang, llamacpp or other. Raises `CaptureError`."""
+    try:
+        return _ENGINES[name]()
+    except KeyError:
+        raise CaptureError(f"unknown engine {name!r}; known are {', '.join(NAMES)}") from None
+
+
+def detect(answers: Mapping[str, Any]) -> tuple[str, str | None] | None:
+    """Name and version of an engine, from the JSON of its side routes by path; None while that is not enough.
+
+    Ask in this order: `/version` (vLLM), `/get_model_info` and `/server_info` (SGLang), `/props` (llama.cpp),
+    `/v1/models` (whose `owned_by` names the engine, also behind a gateway that hides the other routes).
+    """
+    version = answers.get("/version")
+    if isinstance(version, dict) and isinstance(version.get("version"), str):
+        return "vllm", version["version"]
+    if isinstance(answers.get("/get_model_info"), dict) and "model_path" in answers["/get_model_info"]:
+        info = answers.get("/server_info")
+        if "/server_info" not in answers:
+            return None
+        found = info.get("version") if isinstance(info, dict) else None
+        return "sglang", found if isinstance(found, str) else None
+    props = answers.get("/props")
+    if isinstance(props, dict) and ("default_generation_settings" in props or "build_info" in props):
+        built = props.get("build_info")
+        return "llamacpp", built if isinstance(built, str) else None
+    models = answers.get("/v1/models")
+    rows = models.get("data") if isinstance(models, dict) else None
+    for row in rows if isinstance(rows, list) else ():
+        owner = row.get("owned_by") if isinstance(row, dict) else None
+        if owner in ("vllm", "sglang", "llamacpp"):
+            return owner, None
+    return None

@@ -1,0 +1,108 @@
+"""vLLM: ids by `return_token_ids`, logprobs by `logprobs`, streamed and not (0.10.2 and newer; checked on 0.32)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from capture.codes import why
+from capture.engines.base import CHAT, Ask, Engine, Wants
+
+
+class VLLM(Engine):
+    name: ClassVar[str] = "vllm"
+    #: vLLM 0.32 answers with these keys as null where nobody asked, in streams too.
+    null_when_unasked: ClassVar[frozenset[str]] = frozenset(("logprobs", "token_ids", "prompt_token_ids"))
+
+    def ask(self, wire: str, body: dict[str, Any], wants: Wants) -> Ask:
+        ask = Ask(dict(body))
+        ask.unstreamed = wants.buffered and body.get("stream") is True
+        if ask.unstreamed:
+            unstream(ask)
+        if not wants.capture:
+            return ask
+        injected = _chat(ask, wants) if wire == CHAT else _completions(ask, wants)
+        if body.get("stream") is True and not ask.unstreamed:
+            injected += count_usage(ask)
+        ask.injected = tuple(injected)
+        return ask
+
+
+def unstream(ask: Ask) -> None:
+    """Calls without a stream; vLLM and SGLang refuse `stream_options` then."""
+    ask.body["stream"] = False
+    ask.body.pop("stream_options", None)
+
+
+def count_usage(ask: Ask) -> list[str]:
+    """Asks for the final count, and no count a chunk that the agent would not have had."""
+    options = ask.body.get("stream_options")
+    if isinstance(options, dict) and options.get("include_usage"):
+        return []
+    if options is not None and not isinstance(options, dict):
+        return []  # the agent's own mistake; the engine says so
+    kept = {name: value for name, value in (options or {}).items() if name != "continuous_usage_stats"}
+    ask.body["stream_options"] = {**kept, "include_usage": True}
+    return ["stream_options"]
+
+
+def chat_logprobs(ask: Ask, wants: Wants, *, at_least: int = 0) -> list[str]:
+    """Asks for one logprob a sampled token, and for the alternatives that are wanted; what the agent asked for stays.
+
+    `at_least` alternatives are asked for where an engine gives no logprobs without.
+    """
+    body = ask.body
+    own, asked = body.get("logprobs") is True, body.get("top_logprobs")
+    if not own and asked:
+        # `top_logprobs` without `logprobs` is the agent's own mistake: it keeps the engine's 400.
+        ask.unavailable["logprobs"] = why("invalid_logprobs_request")
+        return []
+    ask.requested["logprobs"] = True
+    ask.requested["top_logprobs"] = asked if own else wants.top_logprobs
+    injected = [] if own else ["logprobs"]
+    body["logprobs"] = True
+    top = max(at_least, 0 if own else wants.top_logprobs or 0)
+    if top and (not own or asked == 0):
+        body["top_logprobs"] = top
+        injected.append("top_logprobs")
+    return injected
+
+
+def _chat(ask: Ask, wants: Wants) -> list[str]:
+    if ask.body.get("use_beam_search"):
+        ask.unavailable["logprobs"] = why("beam_search")
+        return []
+    injected = chat_logprobs(ask, wants)
+    return injected + ids(ask)
+
+
+def ids(ask: Ask) -> list[str]:
+    ask.requested["token_ids"] = True
+    if ask.body.get("return_token_ids"):
+        return []
+    ask.body["return_token_ids"] = True
+    return ["return_token_ids"]
+
+
+def _completions(ask: Ask, wants: Wants) -> list[str]:
+    body = ask.body
+    if body.get("use_beam_search"):
+        ask.unavailable["logprobs"] = why("beam_search")
+        return []
+    injected = completion_logprobs(ask, wants)
+    if body.get("echo") and not body.get("return_token_ids"):
+        # return_token_ids takes the prompt out of an echoed text (0.32): asking would change what the agent sees.
+        for name in ("prompt_token_ids", "completion_token_ids", "logprobs"):
+            ask.unavailable[name] = why("echo_prompt_logprobs_mixed")
+        return injected
+    return injected + ids(ask)
+
+
+def completion_logprobs(ask: Ask, wants: Wants) -> list[str]:
+    """`logprobs: 0` gives the sampled token's logprob alone."""
+    ask.requested["logprobs"] = True
+    ask.requested["top_logprobs"] = wants.top_logprobs
+    asked = ask.body.get("logprobs")
+    if asked is not None and asked is not False:
+        return []
+    ask.body["logprobs"] = wants.top_logprobs or 0
+    return ["logprobs"]

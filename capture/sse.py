@@ -1,0 +1,112 @@
+"""Server-Sent Events, decoded as they arrive: bytes in, events out, no socket.
+
+Every event keeps the exact bytes it came in, so that a relay can pass it on untouched. LF, CRLF and CR end a line,
+events may be split anywhere and be of any size; the work is linear in the bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+_BOM: Final = b"\xef\xbb\xbf"
+_LINE_END: Final = re.compile(rb"\r\n|\n|\r")
+#: A line end and an empty line after it. A CR that a LF follows is one line end, never two.
+_EVENT_END: Final = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?!\n))")
+_LONGEST_END: Final = 4
+
+
+@dataclass(slots=True)
+class Event:
+    """`data` is the joined data lines, None where the event has none (a comment); `event` its name, where it has one.
+
+    `raw` is the event as it came, its blank line included. `complete` is False for what a stream that ended too early
+    left behind.
+    """
+
+    data: bytes | None
+    event: bytes | None
+    raw: bytes
+    complete: bool = True
+
+
+class Decoder:
+    """Feed it bytes as they come; it gives the events that these bytes complete."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+        self._searched = 0
+        self._carriage_returns = False
+        self._started = False
+
+    def feed(self, data: bytes) -> list[Event]:
+        """The events completed by `data`, in order."""
+        if not data:
+            return []
+        if b"\r" in data:
+            self._carriage_returns = True
+        if self._held:
+            self._held += data
+            found, used = self._split(bytes(self._held) if len(self._held) < 4096 else self._held)
+            del self._held[:used]
+        else:
+            found, used = self._split(data)
+            self._held += data[used:] if used else data
+        # What is held has no end of an event in it, but for what the next bytes may complete.
+        self._searched = max(0, len(self._held) - _LONGEST_END)
+        return found
+
+    def flush(self) -> list[Event]:
+        """What is left when the stream is over: an event without its blank line, not complete."""
+        left = bytes(self._held)
+        self._held.clear()
+        self._searched = 0
+        if not left.strip(b"\r\n"):
+            return []
+        return [self._event(left, left, complete=False)]
+
+    def _split(self, data: bytes | bytearray) -> tuple[list[Event], int]:
+        events: list[Event] = []
+        start, search = 0, self._searched
+        while True:
+            end = self._end(data, search)
+            if end < 0:
+                return events, start
+            raw = bytes(data[start:end])
+            events.append(self._event(raw, raw.rstrip(b"\r\n"), complete=True))
+            start = search = end
+
+    def _end(self, data: bytes | bytearray, search: int) -> int:
+        """Where the first event from `search` on ends, or -1."""
+        if not self._carriage_returns:
+            at = data.find(b"\n\n", search)
+            return at + 2 if at >= 0 else -1
+        # A CR that ends the data may be half of a CRLF: it is looked at again with what follows.
+        bound = len(data) - 1 if data.endswith(b"\r") else len(data)
+        found = _EVENT_END.search(data, search, bound)
+        if found is None:
+            return -1
+        # ...\n\n with CRLF may match a CR whose LF stands just beyond the bound
+        return found.end()
+
+    def _event(self, raw: bytes, block: bytes, *, complete: bool) -> Event:
+        if not self._started:
+            self._started = True
+            block = block.removeprefix(_BOM)
+        if block.startswith(b"data: ") and b"\n" not in block and b"\r" not in block:
+            return Event(block[6:], None, raw, complete)
+        return _parsed(raw, block, complete)
+
+
+def _parsed(raw: bytes, block: bytes, complete: bool) -> Event:
+    data: list[bytes] = []
+    name: bytes | None = None
+    for line in _LINE_END.split(block):
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if field == b"data":
+            data.append(value)
+        elif field == b"event":
+            name = value
+    return Event(b"\n".join(data) if data else None, name, raw, complete)
