@@ -36,12 +36,12 @@ WRITE_TOOL = {
         },
     },
 }
-#: A model of 135 million parameters needs to see a tool call once before it makes one.
+#: A model of 135 million parameters makes a tool call only where it has seen one.
 TOOL_MESSAGES = [
+    {"role": "user", "content": "Write hello to the file /tmp/a.txt."},
     {
-        "role": "system",
-        "content": "You act by calling tools. Example: to write hello to /tmp/a.txt you answer "
-        '<tool_call>\n{"name": "write", "arguments": {"path": "/tmp/a.txt", "content": "hello"}}\n</tool_call>',
+        "role": "assistant",
+        "content": '<tool_call>\n{"name": "write", "arguments": {"path": "/tmp/a.txt", "content": "hello"}}\n</tool_call>',
     },
     {"role": "user", "content": "Write the number 42 to the file /app/answer.txt."},
 ]
@@ -65,7 +65,7 @@ KINDS = [
     Kind("tools", {"messages": TOOL_MESSAGES, "tools": [WRITE_TOOL], "max_tokens": 64}),
     Kind("tools, streamed", {"messages": TOOL_MESSAGES, "tools": [WRITE_TOOL], "max_tokens": 64, "stream": True}),
     Kind("n=2", {"messages": ask("Name one animal."), "max_tokens": 24, "n": 2, "temperature": 1.0}),
-    Kind("stop string", {"messages": ask("Count from one to nine in words."), "max_tokens": 48, "stop": ["five"]}),
+    Kind("stop string", {"messages": ask("What is the capital of France?"), "max_tokens": 40, "stop": ["Paris"]}),
     Kind("cut at 8 tokens", {"messages": ask("Tell me about the sea."), "max_tokens": 8}),
 ]
 

@@ -13,7 +13,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,6 +89,7 @@ class Container:
     isolates: bool = True
     #: Set by the disk watch before it ends the container.
     disk_full: bool = False
+    on_remove: Callable[[Container], None] = lambda _: None
     _born: float = field(default_factory=time.time)
 
     @classmethod
@@ -231,6 +232,7 @@ class Container:
 
     def remove(self) -> None:
         """Removes the container and its volumes; a second try where the engine is busy. Raises `DockerError`."""
+        self.on_remove(self)
         for last in (False, True):
             try:
                 self.api.remove_container(self.id, force=True, v=True)

@@ -6,6 +6,7 @@ Each image is made once, however many rollouts wait for it.
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,7 @@ from sandbox.docker import Container, Limits, doing, inspect_image
 from sandbox.errors import ImageError, InstallError
 from sandbox.task import Task
 
+#: Tells a person; called with "" it only asks whether to go on, and raises `Stopped` when not.
 Say = Callable[[str], None]
 _locks: dict[str, threading.Lock] = {}
 _locks_lock = threading.Lock()
@@ -64,6 +66,7 @@ def _pull(api: docker.APIClient, image: str, say: Say) -> None:
     layers: dict[str, tuple[int, int]] = {}
     said = time.monotonic()
     for event in api.pull(repository, tag=tag or "latest", stream=True, decode=True):
+        say("")
         if "error" in event:
             raise _PullFailed(event["error"])
         progress = event.get("progressDetail") or {}
@@ -100,6 +103,7 @@ def built(api: docker.APIClient, task: Task, say: Say) -> str:
                 path=str(task.path / "environment"), tag=tag, rm=True, forcerm=True, decode=True,
                 labels={"benchflow.task": task.name}, timeout=int(task.sandbox.build_timeout_sec),
             ):  # fmt: skip
+                say("")
                 log.append(str(event.get("stream") or event.get("error") or ""))
                 if "error" in event:
                     raise ImageError(f"the image of task {task.name} cannot be built: {_build_tail(log)}")
@@ -166,8 +170,6 @@ def baked(
 
 def _original_command(config: dict[str, Any]) -> list[str]:
     """A commit would keep the waiting command of our container; the image gets back what its base had."""
-    import json
-
     return [
         f"ENTRYPOINT {json.dumps(config.get('Entrypoint') or [])}",
         f"CMD {json.dumps(config.get('Cmd') or [])}",

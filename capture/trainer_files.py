@@ -1,0 +1,154 @@
+"""The rows that trainers read beside the journal: `trainer/verifiers.jsonl` and `results.jsonl`, one row a rollout.
+
+Both are told from the agent's own events (`trajectory/acp_trajectory.jsonl`), in the shape BenchFlow writes. Token ids
+stand in neither; they are in the journal.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from capture.journal import write_jsonl
+
+Events = list[dict[str, Any]]
+Message = dict[str, Any]
+
+
+def verifiers_row(result: dict[str, Any], events: Events) -> dict[str, Any]:
+    """One verifiers-style row. An unscored rollout has reward 0.0 and `info.reward_valid` false: ask the latter."""
+    prompt, completion = messages(events)
+    reward = reward_of(result)
+    return {
+        "example_id": 0,
+        "prompt": prompt,
+        "completion": completion,
+        "reward": reward if reward is not None else 0.0,
+        "metrics": metrics(result),
+        "is_completed": result.get("error") is None,
+        "is_truncated": bool(result.get("partial_trajectory")),
+        "info": {
+            "task_id": result.get("task_name"),
+            "environment": result.get("sandbox"),
+            "model": result.get("model"),
+            "reward_valid": reward is not None,
+            "reward_metadata": {
+                "items": [],
+                "events": [],
+                "error": result.get("verifier_error") or result.get("error"),
+                "space": "output",
+                "granularity": "terminal",
+            },
+        },
+    }
+
+
+def results_row(
+    result: dict[str, Any], events: Events, *, training_ready_reason: str | None = None, example_id: int = 0
+) -> dict[str, Any]:
+    """One `results.jsonl` row, schema version 2: the reward of an unscored rollout is null."""
+    prompt, completion = messages(events)
+    reason = training_ready_reason or not_ready(result)
+    usage = result.get("agent_result") or {}
+    error = result.get("error") or result.get("verifier_error")
+    return {
+        "example_id": example_id,
+        "prompt": prompt,
+        "completion": completion,
+        "info": {
+            "task_id": result.get("task_name"),
+            "task_name": result.get("task_name"),
+            "rollout_name": result.get("rollout_name"),
+            "environment": result.get("sandbox"),
+            "agent": result.get("agent"),
+            "agent_name": result.get("agent_name"),
+            "model": result.get("model"),
+            "source": "benchflow",
+            "rollout_dir": result.get("rollout_name"),
+            "training_ready": reason is None,
+            "training_ready_reason": reason,
+            "schema_version": 2,
+        },
+        "reward": reward_of(result),
+        "error": None if error is None else {"error": error, "error_chain_str": error, "error_chain_repr": repr(error)},
+        "timing": result.get("timing") or {},
+        "is_completed": result.get("error") is None,
+        "is_truncated": bool(result.get("partial_trajectory")),
+        "stop_condition": "agent_completed" if result.get("error") is None else result.get("error_category"),
+        "metrics": metrics(result),
+        "tool_defs": [],
+        "token_usage": {
+            "input_tokens": usage.get("n_input_tokens"),
+            "output_tokens": usage.get("n_output_tokens"),
+            "final_input_tokens": None,
+            "final_output_tokens": None,
+            "total_tokens": usage.get("total_tokens"),
+        },
+        "score": reward_of(result),
+        "total_tool_calls": result.get("n_tool_calls", 0),
+        "trajectory": [],
+    }
+
+
+def not_ready(result: dict[str, Any]) -> str | None:
+    """Why a rollout's text cannot be trained on, in BenchFlow's words; None when it can."""
+    if result.get("export_error"):
+        return "export_error"
+    if result.get("partial_trajectory"):
+        return "partial_trajectory"
+    if result.get("error"):
+        return "agent_error"
+    if result.get("verifier_error"):
+        return "verifier_error"
+    if not (result.get("agent_result") or {}).get("n_calls"):
+        return "missing_healthy_structured_llm_trajectory"
+    return None
+
+
+def write_verifiers(path: Path, row: dict[str, Any]) -> None:
+    """Writes `trainer/verifiers.jsonl`, one row."""
+    write_jsonl(path, [row])
+
+
+def messages(events: Events) -> tuple[list[Message], list[Message]]:
+    """The agent's events as chat messages: those before its first word, and the rest."""
+    told = [message for event in events if (message := _message(event)) is not None]
+    first = next((n for n, message in enumerate(told) if message["role"] == "assistant"), len(told))
+    return told[:first], told[first:]
+
+
+def _message(event: dict[str, Any]) -> Message | None:
+    kind = event.get("type")
+    if kind == "user_message":
+        return {"role": "user", "content": event.get("text", "")}
+    if kind in ("agent_message", "agent_thought"):
+        return {"role": "assistant", "content": event.get("text", "")}
+    if kind == "tool_call":
+        text = "\n".join(filter(None, (_text(part) for part in event.get("content") or [])))
+        return {"role": "assistant", "content": f"[tool_call: {event.get('title', '')}]\n{text}".rstrip()}
+    if kind == "oracle":
+        return {
+            "role": "assistant",
+            "content": f"[oracle: {event.get('command', '')}]\n{event.get('stdout', '')}".rstrip(),
+        }
+    return None
+
+
+def _text(part: object) -> str:
+    inner = part.get("content") if isinstance(part, dict) else None
+    text = inner.get("text") if isinstance(inner, dict) else None
+    return text if isinstance(text, str) else ""
+
+
+def reward_of(result: dict[str, Any]) -> float | None:
+    """`rewards.reward`, None where the rollout was not scored: never 0 for that."""
+    value = (result.get("rewards") or {}).get("reward")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def metrics(result: dict[str, Any]) -> dict[str, float]:
+    found = result.get("rewards") or {}
+    return {name: float(v) for name, v in found.items() if isinstance(v, int | float) and not isinstance(v, bool)}

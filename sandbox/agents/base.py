@@ -1,0 +1,102 @@
+"""The shape of an agent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from sandbox.box import Box, Ran
+from sandbox.errors import AgentError
+from sandbox.hardening import Prepared
+from sandbox.task import Task
+from sandbox.trajectory import Trajectory
+
+HOME = "/opt/benchflow"
+
+
+@dataclass(frozen=True)
+class Model:
+    """How an agent reaches its model: through the proxy, with a key that opens its own session only."""
+
+    base_url: str
+    api_key: str
+    name: str
+
+    def env(self) -> dict[str, str]:
+        return {
+            "BENCHFLOW_PROVIDER_BASE_URL": self.base_url,
+            "BENCHFLOW_PROVIDER_API_KEY": self.api_key,
+            "BENCHFLOW_PROVIDER_MODEL": self.name,
+        }
+
+
+@dataclass
+class Scene:
+    """One agent at work: where, on what, for how long, and where to write what it does."""
+
+    box: Box
+    task: Task
+    prepared: Prepared
+    prompt: str
+    model: Model | None
+    #: Of the agent's processes: the model, and what the user passed with --agent-env.
+    env: dict[str, str]
+    trajectory: Trajectory
+    #: `agent/` of the rollout's folder.
+    logs: Path
+    #: Seconds of wall clock for the prompt.
+    budget: float
+    #: Called when the agent is up and its clock starts.
+    on_begin: Callable[[], None] = lambda: None
+    #: The agent's own name for itself, when it says one.
+    said_name: str | None = None
+    _deadline: float = field(default=0.0)
+
+    def begin(self) -> None:
+        """Starts the clock."""
+        self._deadline = time.monotonic() + self.budget
+        self.on_begin()
+
+    def left(self) -> float:
+        return max(0.0, self._deadline - time.monotonic())
+
+    def out_of_time(self) -> AgentError:
+        """The error of a prompt that outran its budget, in BenchFlow's words; the trajectory says it too."""
+        self.trajectory.add(
+            "agent_timeout", reason="wall_clock", timeout_sec=self.budget,
+            pending_tool_call_ids=self.trajectory.pending(), terminal_trajectory_complete=False,
+        )  # fmt: skip
+        return AgentError(f"Agent prompt exceeded wall-clock budget {self.budget:g}s", "timeout")
+
+    def died(self, name: str, done: Ran) -> AgentError:
+        """The error of an agent that ended with another code than 0."""
+        cause = self.box.cause_of_death(done.exit_code)
+        if cause:
+            return AgentError(f"{name} {cause[1]}", cause[0])
+        tail = done.tail() or "it said nothing"
+        if "Resource temporarily unavailable" in tail or "Cannot fork" in tail or "can't start new thread" in tail:
+            limit = self.task.sandbox.pids
+            return AgentError(f"{name} needed more than the sandbox's {limit} processes: {tail}", "pids_exhausted")
+        return AgentError(f"{name} exited with code {done.exit_code}: {tail}")
+
+
+class Agent(Protocol):
+    """Where `version` is not None, `install` is run once an image and the result is kept under that version."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def aliases(self) -> tuple[str, ...]: ...
+    @property
+    def needs_model(self) -> bool: ...
+    @property
+    def version(self) -> str | None: ...
+
+    def install(self, box: Box) -> None:
+        """As root, before the clock, with the internet. Raises `InstallError`."""
+
+    def act(self, scene: Scene) -> str:
+        """Does the task and returns why it stopped, `end_turn` usually. Raises `AgentError`."""

@@ -1,0 +1,88 @@
+"""Which model, where: `-m vllm/my-policy` and the `BENCHFLOW_PROVIDER_*` variables, as this host's proxy needs them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import httpx
+
+from sandbox.errors import JobError
+
+#: Prefix of `-m` -> the engine's name for the proxy. Hosted APIs are recorded without tokens.
+ENGINES = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "openai": "other"}
+BASE_URL, API_KEY = "BENCHFLOW_PROVIDER_BASE_URL", "BENCHFLOW_PROVIDER_API_KEY"
+CAPTURE = "BENCHFLOW_CAPTURE_TOKEN_LOGPROBS"
+HOSTED = "https://api.openai.com/v1"
+OFF = frozenset({"", "0", "false", "no", "off"})
+
+
+@dataclass(frozen=True)
+class Provider:
+    """An engine as this host reaches it. Neither address nor key ever enters a sandbox."""
+
+    #: As given with `-m`.
+    model: str
+    engine: str
+    #: The name the engine serves it under.
+    served: str
+    base_url: str
+    api_key: str | None
+    capture: bool
+
+    @property
+    def secrets(self) -> list[str]:
+        return [value for value in (self.base_url, self.base_url.removesuffix("/v1"), self.api_key) if value]
+
+
+def read_provider(model: str | None, env: Mapping[str, str]) -> Provider:
+    """The provider of `-m MODEL` and the variables of `--agent-env`. Raises `JobError`."""
+    if not model:
+        raise JobError("this agent needs a model; give -m vllm/NAME (or sglang/, llamacpp/, openai/)")
+    prefix, slash, served = model.partition("/")
+    if not slash or prefix not in ENGINES or not served:
+        raise JobError(f"-m {model}: say which engine serves it, such as -m vllm/{model} ({', '.join(ENGINES)})")
+    base = env.get(BASE_URL) or (HOSTED if prefix == "openai" else "")
+    if not base:
+        raise JobError(f"where does {model} run? Give --agent-env {BASE_URL}=http://HOST:8000/v1")
+    key = env.get(API_KEY) or (os.environ.get("OPENAI_API_KEY") if prefix == "openai" else None)
+    capture = env.get(CAPTURE, "").strip().lower() not in OFF and prefix != "openai"
+    return Provider(model, ENGINES[prefix], served, base.rstrip("/"), key or None, capture)
+
+
+def check_reachable(provider: Provider, timeout: float = 10.0) -> None:
+    """One `GET /models`, so that a job against nothing ends at once. Raises `JobError`."""
+    headers = {"Authorization": f"Bearer {provider.api_key}"} if provider.api_key else {}
+    try:
+        answer = httpx.get(f"{provider.base_url}/models", headers=headers, timeout=timeout, trust_env=False)
+    except httpx.HTTPError as error:
+        raise JobError(
+            f"no engine answers at {provider.base_url} ({type(error).__name__}); start it, or correct {BASE_URL}"
+        ) from error
+    if answer.status_code in (401, 403):
+        raise JobError(f"the engine at {provider.base_url} refuses the key; correct {API_KEY}")
+    names = _names(answer)
+    if names and provider.served not in names:
+        raise JobError(
+            f"the engine at {provider.base_url} serves {', '.join(names)}, not {provider.served}; correct -m"
+        )
+
+
+def _names(answer: httpx.Response) -> list[str]:
+    try:
+        rows = answer.json().get("data") or []
+        return [str(row["id"]) for row in rows if "id" in row] if answer.status_code == 200 else []
+    except (ValueError, AttributeError, TypeError):
+        return []
+
+
+def refuse_leak(provider: Provider, env: Mapping[str, str]) -> None:
+    """Raises `JobError` when a variable for the sandbox holds the engine's address or key."""
+    for name, value in env.items():
+        for secret in provider.secrets:
+            if len(secret) > 3 and secret in value:
+                raise JobError(
+                    f"the variable {name} would carry the engine's address or key into the sandbox; leave it out: "
+                    "agents reach the model through the proxy"
+                )
