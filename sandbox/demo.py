@@ -41,7 +41,8 @@ TOOL_MESSAGES = [
     {"role": "user", "content": "Write hello to the file /tmp/a.txt."},
     {
         "role": "assistant",
-        "content": '<tool_call>\n{"name": "write", "arguments": {"path": "/tmp/a.txt", "content": "hello"}}\n</tool_call>',
+        "content": '<tool_call>\n{"name": "write", "arguments": {"path": "/tmp/a.txt", "content": "hello"}}\n'
+        "</tool_call>",
     },
     {"role": "user", "content": "Write the number 42 to the file /app/answer.txt."},
 ]
