@@ -1,0 +1,5 @@
+"""`python -m sandbox`: the same commands as `bench`."""
+
+from sandbox.cli import main
+
+main()

@@ -1,0 +1,278 @@
+"""`bench run`, `bench tasks`, `bench agents`, `bench doctor`, `bench demo`: the commands of this package."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sandbox import images, reaper
+from sandbox.agents import find_agent
+from sandbox.docker import connect
+from sandbox.errors import JobError, SandboxError, TaskError
+from sandbox.house import House
+from sandbox.job import Options, Outcome, default_job_name, run_job
+from sandbox.progress import Progress
+from sandbox.provider import API_KEY, BASE_URL, Provider, check_reachable, read_provider
+from sandbox.rollout import Plan
+from sandbox.scaffold import write_task
+from sandbox.task import find_tasks, load_task
+
+tasks_app = typer.Typer(help="Check a task folder, or make one.", no_args_is_help=True)
+agents_app = typer.Typer(help="The agents there are, and images with one installed.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands to `bench`."""
+    from sandbox.doctor import doctor_command
+
+    app.command(name="run")(run_command)
+    app.command(name="doctor")(doctor_command)
+    app.add_typer(tasks_app, name="tasks")
+    app.add_typer(agents_app, name="agents")
+    app.command(name="demo")(demo_command)
+
+
+def run_command(
+    tasks: Annotated[list[str], typer.Argument(help="Task folders, folders of tasks, or globs.")],
+    agent: Annotated[str, typer.Option("--agent", "-a", help="oracle, nop, mini, pi-acp (pi).")],
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="vllm/NAME, sglang/NAME, llamacpp/NAME or openai/NAME.")
+    ] = None,
+    sandbox: Annotated[str, typer.Option(help="Where agents run: docker.")] = "docker",
+    jobs_dir: Annotated[Path, typer.Option(help="Folder for job folders.")] = Path("jobs"),
+    job: Annotated[str | None, typer.Option(help="The job's name; default: the time.")] = None,
+    agent_env: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"NAME=VALUE for the agent; NAME alone takes it from here. {BASE_URL} and {API_KEY} say where the "
+            "engine is and stay outside the sandbox; BENCHFLOW_CAPTURE_TOKEN_LOGPROBS=1 captures token ids and logprobs."
+        ),
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, max=999, help="Repeat every task, each time in a job of its own.")] = 1,
+    concurrency: Annotated[int, typer.Option(min=1, max=1000, help="Rollouts at once.")] = 4,
+    timeout: Annotated[
+        float | None, typer.Option(min=0.001, help="Seconds for a prompt, over what the task says (else 900).")
+    ] = None,
+    retries: Annotated[int, typer.Option(min=0, help="More tries where the infrastructure failed, not the agent.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a job; finished rollouts are kept.")] = False,
+    fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first rollout without a reward.")] = False,
+    verifier_sandbox: Annotated[
+        str | None, typer.Option(help="shared: the agent's container, cleaned; separate: a fresh one.")
+    ] = None,
+    policy_version: Annotated[str | None, typer.Option(help="The weights' version, written on every call.")] = None,
+    sampling: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE for calls that do not set it: --sampling temperature=1.0")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on standard output.")] = False,
+) -> None:
+    """Run agents on tasks in Docker sandboxes, and score them.
+
+    Exit codes: 0 every rollout got a reward, whatever it is; 1 some got none, or --fail-fast stopped the job; 2 bad
+    input, or no Docker; 130 Ctrl-C, 143 SIGTERM: containers are gone, finished rollouts are kept.
+    """
+    if sandbox != "docker":
+        raise JobError(f"--sandbox {sandbox} is not known; docker is")
+    if verifier_sandbox not in (None, "shared", "separate"):
+        raise JobError(f"--verifier-sandbox must be shared or separate, not {verifier_sandbox}")
+    env = read_env(agent_env or [])
+    who = find_agent(agent)
+    provider = read_provider(model, env) if who.needs_model else None
+    found = find_tasks(tasks)
+    plan = Plan(
+        job=job or default_job_name(),
+        agent=who,
+        provider=provider,
+        agent_env=for_the_agent(env),
+        timeout=timeout,
+        verifier_sandbox=verifier_sandbox,
+        policy_version=policy_version,
+        sampling=read_sampling(sampling or []),
+    )
+    if "/" in plan.job or plan.job in (".", ".."):
+        raise JobError(f"--job {plan.job}: a job's name is one folder's name; the folder above it is --jobs-dir")
+    progress = Progress(sys.stderr if as_json else None)
+    for task in found:
+        for warning in task.warnings:
+            progress.status(warning)
+    if provider is not None:
+        check_reachable(provider)
+    options = Options(jobs_dir, trials, concurrency, retries, resume, fail_fast)
+    with interruptible(progress) as guard:
+        outcome = run_job(plan, found, options, progress, stop=guard.stop, on_house=guard.watch)
+    report(outcome, provider, progress, as_json)
+    raise typer.Exit(guard.exit_code or (1 if outcome.unscored or outcome.stopped else 0))
+
+
+def report(outcome: Outcome, provider: Provider | None, progress: Progress, as_json: bool) -> None:
+    if as_json:
+        value: Any = outcome.summaries[0] if len(outcome.summaries) == 1 else {"trials": outcome.summaries}
+        typer.echo(json.dumps(value, indent=2))
+    for summary in outcome.summaries:
+        errors = summary["errored"] + summary["verifier_errored"]
+        words = f"{summary['passed']} passed, {summary['failed']} failed, {errors} without a reward"
+        if provider is not None and provider.capture:
+            words += f"; {summary['complete_calls']} of {summary['calls']} calls complete"
+        stopped = "stopped: " if summary["stopped"] else ""
+        progress.status(f"{stopped}{words}, {summary['elapsed_sec']:g} s -> {summary['path']}")
+
+
+class Guard:
+    """What Ctrl-C and SIGTERM do: once stops cleanly, again leaves at once (the next run removes what is left)."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.stop = threading.Event()
+        self.exit_code = 0
+        self._house: House | None = None
+        self._progress = progress
+
+    def watch(self, house: House) -> None:
+        self._house = house
+
+    def on_signal(self, number: int, _frame: object) -> None:
+        if self.exit_code:
+            raise KeyboardInterrupt
+        self.exit_code = 128 + number
+        self.stop.set()
+        # Not here: a signal handler may interrupt code that holds a lock this needs.
+        threading.Thread(target=self._end, name="stopping", daemon=True).start()
+
+    def _end(self) -> None:
+        self._progress.status("stopping; containers are being removed, finished rollouts are kept")
+        if self._house is not None:
+            self._house.kill()
+
+
+@contextmanager
+def interruptible(progress: Progress) -> Iterator[Guard]:
+    guard = Guard(progress)
+    before = {number: signal.signal(number, guard.on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield guard
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def read_env(words: list[str]) -> dict[str, str]:
+    """`NAME=VALUE` and bare `NAME`s. Raises `JobError`."""
+    import os
+
+    env = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name or (not equals and name not in os.environ):
+            raise JobError(f"--agent-env {name or word}: give NAME=VALUE, or the NAME of a variable that is set here")
+        env[name] = value if equals else os.environ[name]
+    return env
+
+
+def for_the_agent(env: dict[str, str]) -> dict[str, str]:
+    """The variables that go into the sandbox: where the engine is stays outside."""
+    return {name: value for name, value in env.items() if name not in (BASE_URL, API_KEY)}
+
+
+def read_sampling(words: list[str]) -> dict[str, object]:
+    """`temperature=1.0`: values are JSON where they can be read as it, text otherwise."""
+    values: dict[str, object] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not name or not equals:
+            raise JobError(f"--sampling {word}: give NAME=VALUE, such as temperature=1.0")
+        try:
+            values[name] = json.loads(text)
+        except ValueError:
+            values[name] = text
+    return values
+
+
+@tasks_app.command("check")
+def check_command(
+    tasks: Annotated[list[str], typer.Argument(help="Task folders, folders of tasks, or globs.")],
+) -> None:
+    """Say what is wrong with tasks. Exit codes: 0 nothing; 2 something."""
+    wrong = 0
+    for pattern in tasks:
+        try:
+            for task in find_tasks([pattern]):
+                for warning in task.warnings:
+                    typer.echo(f"warning: {warning}", err=True)
+                if not (task.oracle_dir / "solve.sh").is_file():
+                    typer.echo(
+                        f"warning: {task.name} has no {task.oracle_dir.name}/solve.sh, so nobody can prove it", err=True
+                    )
+                script = (task.verifier_dir / "test.sh").read_bytes()
+                if b"\r\n" in script or not script.startswith(b"#!"):
+                    raise TaskError(f"{task.verifier_dir}/test.sh must begin with #!/bin/bash and have Unix line ends")
+                typer.echo(f"{task.name}: good")
+        except TaskError as error:
+            wrong += 1
+            typer.echo(f"{pattern}: {error}", err=True)
+    raise typer.Exit(2 if wrong else 0)
+
+
+@tasks_app.command("init")
+def init_command(
+    name: Annotated[Path, typer.Argument(help="Folder to make; its last part is the task's name.")],
+) -> None:
+    """Write a small task that works: prompt, verifier and solution to change."""
+    write_task(name)
+    load_task(name)
+    typer.echo(f"{name}: made; try it with: bench run {name} -a oracle")
+
+
+@agents_app.command("list")
+def list_command() -> None:
+    """The agents there are."""
+    from sandbox.agents import AGENTS
+
+    for agent in AGENTS:
+        also = f" (also {', '.join(agent.aliases)})" if agent.aliases else ""
+        typer.echo(f"{agent.name}{also}" + (f"  {agent.version}" if agent.version else ""))
+
+
+@agents_app.command("bake")
+def bake_command(
+    agent: Annotated[str, typer.Argument(help="The agent to install.")],
+    base: Annotated[str, typer.Option("--from", help="The image to install it in.")],
+    tag: Annotated[str | None, typer.Option(help="Name of the new image; default: one that bench run finds.")] = None,
+) -> None:
+    """Install an agent in an image once. `bench run` does this by itself and finds what was baked."""
+    who = find_agent(agent)
+    if who.version is None:
+        typer.echo(f"{who.name} has nothing to install", err=True)
+        return
+    api = connect()
+    say = lambda text: typer.echo(text, err=True) if text else None  # noqa: E731
+    images.pulled(api, base, say)
+    labels = reaper.labels(job="bake")
+    typer.echo(images.baked(api, base, key=who.version, install=who.install, labels=labels, tag=tag, say=say))
+
+
+def demo_command(
+    out: Annotated[Path, typer.Option(help="Folder for what the demo writes.")] = Path("captures/demo"),
+) -> None:
+    """The whole loop on this machine: a real model, rollouts, rewards, and rows for a trainer."""
+    from rich.console import Console
+
+    from sandbox.demo import demo
+
+    demo(Console(), out)
+
+
+def main() -> None:
+    """`python -m sandbox`."""
+    app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+    register(app)
+    try:
+        app()
+    except SandboxError as error:
+        typer.echo(f"sandbox: {error}", err=True)
+        sys.exit(2)

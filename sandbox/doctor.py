@@ -1,0 +1,5 @@
+"""`bench doctor`."""
+
+
+def doctor_command() -> None:
+    """Check this machine."""

@@ -1,0 +1,237 @@
+"""The files of a job: its lock, `evaluation.json` at the start, `summary.json` and `results.jsonl` at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from capture.errors import CaptureError
+from capture.journal import read_json, write_json, write_jsonl
+from capture.layout import JobDir
+from capture.trainer_files import reward_of
+from sandbox.errors import INFRASTRUCTURE, JobError
+from sandbox.reaper import start_ticks
+from sandbox.results import outcome
+from sandbox.task import Task
+
+if TYPE_CHECKING:
+    from sandbox.rollout import Plan
+
+#: BenchFlow's categories of failures, all of them: what is not tried again is listed in `evaluation.json`.
+CATEGORIES = frozenset(
+    {"install_failure", "pipe_closed", "acp_error", "idle_timeout", "infra_failure", "sandbox_setup", "provider_auth",
+     "provider_rate_limit", "provider_rejected", "timeout", "api_error", "suspected_api_error", "agent_integration",
+     "usage_limit", "other", "agent_error", "out_of_memory", "disk_full", "pids_exhausted", "verifier_failure",
+     "verifier_infra", "verifier_timeout", "verifier_dep_install", "verifier_other"}
+)  # fmt: skip
+
+
+class Job:
+    """An open job folder."""
+
+    def __init__(self, folder: JobDir) -> None:
+        self.dir = folder
+        self.results: list[dict[str, Any]] = finished_rollouts(folder)
+        self._began = time.monotonic()
+        self._lock = threading.Lock()
+
+    def add(self, result: dict[str, Any]) -> None:
+        with self._lock:
+            self.results.append(result)
+
+    def kept(self, task: str) -> bool:
+        """True when a finished rollout of the task is here that needs no other try."""
+        return any(r["task_name"] == task and not _infrastructure(r) for r in self.results)
+
+    def to_replace(self, task: str) -> str | None:
+        """The failed rollout of an earlier run that the next one of this task stands in for."""
+        failed = [r["rollout_name"] for r in self.results if r["task_name"] == task and _infrastructure(r)]
+        return failed[-1] if failed else None
+
+    def finish(self, plan: Plan, *, stopped: bool) -> dict[str, Any]:
+        """Writes `results.jsonl`, `verifiers.jsonl` and `summary.json`, and returns the summary."""
+        rows = _collect(self.dir, "results.jsonl")
+        for number, row in enumerate(rows):
+            row["example_id"] = number
+        write_jsonl(self.dir.results, rows)
+        write_jsonl(self.dir.verifiers, _collect(self.dir, "trainer/verifiers.jsonl"))
+        names = [result["rollout_name"] for result in self.results]
+        skipped = [name for name in names if not self.dir.rollout(name).results.exists()]
+        if skipped:
+            write_json(
+                self.dir.results_errors,
+                {"schema_version": 1, "error": "skipped_results_artifact_rows", "skipped_count": len(skipped),
+                 "skipped": [{"path": name} for name in skipped]},
+            )  # fmt: skip
+        summary = summary_json(self.dir.name, plan, last_tries(self.results), time.monotonic() - self._began, stopped)
+        write_json(self.dir.summary, summary)
+        return {**summary, "path": str(self.dir.path)}
+
+
+@contextlib.contextmanager
+def open_job(folder: JobDir, evaluation: dict[str, Any], resume: bool) -> Iterator[Job]:
+    """Takes the job's lock, writes `evaluation.json`, gives the lock back at the end. Raises `JobError`."""
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        words = f"the job folder {folder.path} cannot be made: {error.strerror}; choose another --jobs-dir"
+        raise JobError(words) from error
+    _take_lock(folder)
+    try:
+        if not resume and (folder.evaluation.exists() or folder.summary.exists()):
+            raise JobError(
+                f"there is a job {folder.name} in {folder.path.parent} already; continue it with --resume, or give "
+                "another --job"
+            )
+        if resume and folder.evaluation.exists():
+            _same_job(folder, evaluation)
+        folder.summary.unlink(missing_ok=True)
+        write_json(folder.evaluation, evaluation)
+        yield Job(folder)
+    finally:
+        folder.lock.unlink(missing_ok=True)
+
+
+def _take_lock(folder: JobDir) -> None:
+    mine = {"pid": os.getpid(), "host": socket.gethostname(), "started": start_ticks(os.getpid())}
+    for _ in range(2):
+        try:
+            fd = os.open(folder.lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        except FileExistsError:
+            holder = _holder(folder.lock)
+            if holder is not None:
+                raise JobError(
+                    f"the job {folder.name} is running ({holder}); wait for it, or give another --job"
+                ) from None
+            folder.lock.unlink(missing_ok=True)  # its process is gone
+            continue
+        except OSError as error:
+            raise JobError(f"the job folder {folder.path} cannot be written: {error.strerror}") from error
+        with os.fdopen(fd, "w") as file:
+            json.dump(mine, file)
+        return
+    raise JobError(f"the lock {folder.lock} is taken again and again; is another bench starting the same job?")
+
+
+def _holder(lock: Path) -> str | None:
+    """Who holds a lock, None when that process is gone."""
+    try:
+        held = read_json(lock)
+        pid, host = int(held["pid"]), str(held["host"])
+    except (CaptureError, KeyError, TypeError, ValueError):
+        return None
+    if host != socket.gethostname():
+        return f"on host {host}, process {pid}; delete {lock} if that host is gone"
+    now = start_ticks(pid)
+    return None if now == "0" or held.get("started") not in (None, now) else f"process {pid}"
+
+
+def _same_job(folder: JobDir, evaluation: dict[str, Any]) -> None:
+    before = read_json(folder.evaluation)
+    for key in ("agent", "model"):
+        if before.get(key) != evaluation[key]:
+            raise JobError(
+                f"the job {folder.name} was run with {key} {before.get(key)}, not {evaluation[key]}; "
+                "resume it with the same, or give another --job"
+            )
+
+
+def evaluation_json(plan: Plan, tasks: Sequence[Task], retries: int, trial: int) -> dict[str, Any]:
+    """What is about to be run. Of the agent's variables names only."""
+    return {
+        "job_name": plan.job,
+        "agent": plan.agent.name,
+        "model": plan.provider.model if plan.provider else None,
+        "environment": "docker",
+        "trial": trial,
+        "tasks": [{"name": task.name, "task_digest": task.digest} for task in tasks],
+        "config": {
+            "agent_env": sorted(plan.agent_env),
+            "capture": bool(plan.provider and plan.provider.capture),
+            "policy_version": plan.policy_version,
+            "sampling": plan.sampling,
+            "timeout_sec": plan.timeout,
+            "retry": {
+                "max_retries": retries,
+                "wait_multiplier": 2.0,
+                "min_wait_sec": 1.0,
+                "max_wait_sec": 30.0,
+                "retry_categories": sorted(INFRASTRUCTURE),
+                "exclude_categories": sorted(CATEGORIES - INFRASTRUCTURE),
+            },
+        },
+        "started_at": time.strftime("%Y-%m-%d %H:%M:%S"),
+    }
+
+
+def summary_json(name: str, plan: Plan, results: list[dict[str, Any]], elapsed: float, stopped: bool) -> dict[str, Any]:
+    """The job in numbers: one result a task, passed + failed + errored + verifier_errored == total."""
+    kinds = Counter(outcome(result) for result in results)
+    rewards = [reward for result in results if (reward := reward_of(result)) is not None]
+    usage = [result["agent_result"] for result in results]
+    return {
+        "job_name": name,
+        "agent": plan.agent.name,
+        "model": plan.provider.model if plan.provider else None,
+        "environment": results[0]["sandbox"] if results else None,
+        "total": len(results),
+        "passed": kinds["passed"],
+        "failed": kinds["failed"],
+        "errored": kinds["errored"],
+        "verifier_errored": kinds["verifier_errored"],
+        "mean_reward": round(fmean(rewards), 6) if rewards else None,
+        "pass_rate": round(kinds["passed"] / len(results), 6) if results else None,
+        "error_categories": dict(Counter(r["error_category"] for r in results if r["error_category"])),
+        "verifier_error_categories": dict(
+            Counter(r["verifier_error_category"] for r in results if r["verifier_error_category"])
+        ),
+        "calls": sum(u["n_calls"] for u in usage),
+        "complete_calls": sum(r["token_capture"]["complete_calls"] for r in results),
+        "input_tokens": sum(u["n_input_tokens"] or 0 for u in usage),
+        "output_tokens": sum(u["n_output_tokens"] or 0 for u in usage),
+        "tool_calls": sum(r["n_tool_calls"] for r in results),
+        "elapsed_sec": round(elapsed, 1),
+        "stopped": stopped,
+    }
+
+
+def last_tries(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without those that a later try stands in for."""
+    replaced = {result["retry_of"] for result in results}
+    return [result for result in results if result["rollout_name"] not in replaced]
+
+
+def finished_rollouts(folder: JobDir) -> list[dict[str, Any]]:
+    """The results of a job folder, oldest first."""
+    found = []
+    for path in folder.path.glob("*/result.json"):
+        with contextlib.suppress(CaptureError):
+            result = read_json(path)
+            if isinstance(result, dict) and "rollout_name" in result and "task_name" in result:
+                found.append((path.stat().st_mtime, result))
+    return [result for _, result in sorted(found, key=lambda pair: pair[0])]
+
+
+def _infrastructure(result: dict[str, Any]) -> bool:
+    if result.get("rewards") is not None:
+        return False
+    return bool({result.get("error_category"), result.get("verifier_error_category")} & INFRASTRUCTURE)
+
+
+def _collect(folder: JobDir, name: str) -> list[dict[str, Any]]:
+    """Rows of every finished rollout's file of that name."""
+    rows: list[dict[str, Any]] = []
+    for result in sorted(folder.path.glob("*/result.json")):
+        with contextlib.suppress(OSError, ValueError):
+            lines = (result.parent / name).read_text(encoding="utf-8").splitlines()
+            rows += [json.loads(line) for line in lines if line.strip()]
+    return rows
