@@ -212,6 +212,7 @@ class Exchange:
                 await self.agent.write(out)
         self._events(decoder.flush())
         assert self.reader is not None
+        self._held.append(_sse(self.reader.rest()))
         if self.reader.error is not None or not self.reader.finished:
             self.facts.outcome = "truncated"
 
@@ -232,7 +233,7 @@ class Exchange:
             return event.raw  # a comment
         if data == b"[DONE]":
             self._holding = True
-            return event.raw
+            return _sse(reader.rest()) + event.raw
         given = reader.event(data)
         if reader.finished or reader.error is not None:
             self._holding = True
@@ -241,7 +242,7 @@ class Exchange:
         if given is None:
             return b""
         name = b"event: " + event.event + b"\n" if event.event else b""
-        return name + b"data: " + given + b"\n\n"
+        return name + _sse(given)
 
     async def _whole(self, response: Response) -> None:
         data = await response.read()
@@ -376,6 +377,10 @@ async def refuse(agent: Agent, session: Session | None, refusal: Refusal) -> Non
     if refusal.status == 413:
         headers.append((b"connection", b"close"))
     await agent.answer(refusal.status, headers, body)
+
+
+def _sse(data: bytes | None) -> bytes:
+    return b"" if data is None else b"data: " + data + b"\n\n"
 
 
 def is_event_stream(headers: Headers) -> bool:

@@ -69,6 +69,8 @@ class Engine:
     name: ClassVar[str] = "other"
     #: Keys that an answer nobody asked anything of carries with null: they are set to null, not taken away.
     null_when_unasked: ClassVar[frozenset[str]] = frozenset()
+    #: Keys of a stream's last chunk, which is the count's where one is asked for and the finish's where none is.
+    on_last_chunk: ClassVar[tuple[str, ...]] = ()
 
     def ask(self, wire: str, body: dict[str, Any], wants: Wants) -> Ask:
         """The call to make for an agent's `body` (which is not changed)."""
@@ -136,6 +138,8 @@ class Reader:
         self._whole: dict[str, Any] | None = None
         self._unreadable = False
         self._mutes = bool(ask.injected or ask.headers)
+        self._last: dict[str, Any] | None = None
+        self._keeps_last = bool(engine.on_last_chunk) and "stream_options" in ask.injected
 
     @property
     def finished(self) -> bool:
@@ -164,10 +168,21 @@ class Reader:
         if not self._mutes:
             return data
         if self._only_ours(chunk):
+            if self._last is None or not isinstance(chunk.get("usage"), dict):
+                return None
+            moved = {name: chunk[name] for name in self.engine.on_last_chunk if name in chunk}
+            self._last.update(moved)
+            return self.rest()
+        changed = self._strip(chunk) or cut
+        if self._keeps_last and self.finished and self._last is None:
+            self._last = chunk  # what belongs on the last chunk comes with the count, which the agent does not get
             return None
-        if self._strip(chunk) or cut:
-            return _dumps(chunk)
-        return data
+        return _dumps(chunk) if changed else data
+
+    def rest(self) -> bytes | None:
+        """The chunk that was kept back for the engine's count, which never came; for the end of a stream."""
+        last, self._last, self._keeps_last = self._last, None, False
+        return None if last is None else _dumps(last)
 
     def _only_ours(self, chunk: dict[str, Any]) -> bool:
         """Whether a chunk exists only because we asked: the counts, the ids, a step without visible text."""

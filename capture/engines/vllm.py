@@ -12,6 +12,7 @@ class VLLM(Engine):
     name: ClassVar[str] = "vllm"
     #: vLLM 0.32 answers with these keys as null where nobody asked, in streams too.
     null_when_unasked: ClassVar[frozenset[str]] = frozenset(("logprobs", "token_ids", "prompt_token_ids"))
+    on_last_chunk: ClassVar[tuple[str, ...]] = ("system_fingerprint",)
 
     def ask(self, wire: str, body: dict[str, Any], wants: Wants) -> Ask:
         ask = Ask(dict(body))

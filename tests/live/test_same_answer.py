@@ -100,7 +100,10 @@ class Pair:
         return list(JournalReader(self.journal))[-1]
 
     def body(self, shape: dict[str, Any], **more: Any) -> dict[str, Any]:
-        return {"model": self.engine.model, "temperature": 0, **shape, **more}
+        body = {"model": self.engine.model, "temperature": 0, **shape, **more}
+        if body.get("n", 1) > 1 and self.engine.name == "vllm":
+            body.update(temperature=1.0, seed=11)  # vLLM refuses several greedy choices, and keeps to a seed
+        return body
 
 
 @asynccontextmanager

@@ -32,16 +32,19 @@ async def test_no_finished_call_is_lost_to_kill_9(tmp_path: Path) -> None:
         for number in range(ROUNDS):
             proxy, base_url = start_proxy(engine.url, tmp_path / "captures")
             try:
-                clients = [asyncio.ensure_future(client(base_url, f"{number}-{n}", ended)) for n in range(STREAMS)]
-                await asyncio.sleep(0.3 + dice.random() * 0.7)
+                http = httpx.AsyncClient(base_url=base_url, timeout=10, limits=httpx.Limits(max_connections=STREAMS))
+                clients = [asyncio.ensure_future(client(http, f"{number}-{n}", ended)) for n in range(STREAMS)]
+                await asyncio.sleep(0.5 + dice.random())
             finally:
                 os.kill(proxy.pid, signal.SIGKILL)
                 proxy.wait()
             for one in clients:
                 one.cancel()
             await asyncio.gather(*clients, return_exceptions=True)
+            await http.aclose()
     reader = JournalReader(tmp_path / "captures/default/trajectory/llm_trajectory.jsonl")
     recorded = {call.request_body["user"]: call for call in reader if call.outcome == "ok"}
+    print(f"{ROUNDS} kills, {len(ended)} ends seen, {len(recorded)} recorded, {len(reader.problems)} torn lines")
     assert len(ended) > ROUNDS * STREAMS / 4, "the test must see calls end"
     assert [user for user in ended if user not in recorded] == []
     assert all(call.capture is not None and call.capture.complete for call in recorded.values())
@@ -63,17 +66,19 @@ def start_proxy(upstream: str, out: Path) -> tuple[subprocess.Popen[str], str]:
     raise AssertionError("the proxy did not start")
 
 
-async def client(base_url: str, name: str, ended: list[str]) -> None:
-    """Calls until the proxy is gone; notes each call whose end it saw."""
+async def client(http: httpx.AsyncClient, name: str, ended: list[str]) -> None:
+    """Calls until the proxy is gone; notes each call whose end it saw, even where the connection broke after it."""
     number = 0
-    async with httpx.AsyncClient(base_url=base_url, timeout=10) as http:
-        while True:
-            user = f"{name}-{number}"
-            number += 1
-            try:
-                async with http.stream("POST", "/chat/completions", json={**BODY, "user": user}) as answer:
-                    got = b"".join([data async for data in answer.aiter_raw()])
-            except httpx.HTTPError:
-                return
+    while True:
+        user = f"{name}-{number}"
+        number += 1
+        got = b""
+        try:
+            async with http.stream("POST", "/chat/completions", json={**BODY, "user": user}) as answer:
+                async for data in answer.aiter_raw():
+                    got += data
+        except httpx.HTTPError:
+            return
+        finally:
             if b"data: [DONE]" in got or b'"finish_reason":"length"' in got:
                 ended.append(user)

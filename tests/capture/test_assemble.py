@@ -1,0 +1,141 @@
+"""Chunks to a body and back: what a stream says is what the completed answer says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from capture.assemble import Assembler, stream_of
+from capture.engines import engine
+from capture.engines.base import CHAT, Wants
+from capture.sse import Decoder
+
+
+def assemble(*deltas: dict[str, Any], **choice: Any) -> dict[str, Any]:
+    made = Assembler()
+    for delta in deltas:
+        made.add({"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": delta, **choice}]})
+    message: dict[str, Any] = made.body()["choices"][0]["message"]
+    return message
+
+
+def tool(**fields: Any) -> dict[str, Any]:
+    return {"tool_calls": [fields]}
+
+
+def test_a_tool_call_without_index_opens_by_id_and_goes_on_without() -> None:
+    message = assemble(
+        tool(id="a", function={"name": "f", "arguments": '{"x'}),
+        tool(function={"arguments": '": 1}'}),
+        tool(id="b", function={"name": "g", "arguments": "{}"}),
+    )
+    assert [(t["id"], t["function"]) for t in message["tool_calls"]] == [
+        ("a", {"name": "f", "arguments": '{"x": 1}'}),
+        ("b", {"name": "g", "arguments": "{}"}),
+    ]
+
+
+def test_interleaved_fragments_are_merged_by_index() -> None:
+    message = assemble(
+        tool(index=0, id="a", function={"name": "f", "arguments": ""}),
+        tool(index=1, id="b", function={"name": "g", "arguments": ""}),
+        tool(index=0, function={"arguments": "1"}),
+        tool(index=1, function={"arguments": "2"}),
+        tool(index=0, function={"arguments": "3"}),
+    )
+    assert [t["function"]["arguments"] for t in message["tool_calls"]] == ["13", "2"]
+
+
+def test_a_name_that_every_fragment_repeats_is_one_name() -> None:
+    message = assemble(
+        tool(index=0, id="a", function={"name": "write", "arguments": "{"}),
+        tool(index=0, function={"name": "write", "arguments": "}"}),
+    )
+    assert message["tool_calls"][0]["function"] == {"name": "write", "arguments": "{}"}
+
+
+def test_reasoning_is_kept_under_the_name_it_came_by() -> None:
+    message = assemble({"reasoning_content": "a"}, {"reasoning_content": "b"}, {"reasoning": "c"}, {"content": "d"})
+    assert (message["reasoning_content"], message["reasoning"], message["content"]) == ("ab", "c", "d")
+
+
+def test_a_refusal_and_a_legacy_function_call_are_kept() -> None:
+    message = assemble(
+        {"refusal": "no"}, {"function_call": {"name": "f", "arguments": "{"}}, {"function_call": {"arguments": "}"}}
+    )
+    assert message["refusal"] == "no" and message["function_call"] == {"name": "f", "arguments": "{}"}
+
+
+def test_a_finish_reason_in_the_last_but_one_chunk_and_a_usage_only_chunk() -> None:
+    made = Assembler()
+    made.add({"id": "x", "object": "chat.completion.chunk", "choices": []})
+    made.add({"choices": [{"index": 0, "delta": {"content": "hi"}, "finish_reason": "stop", "stop_reason": 2}]})
+    made.add({"choices": [], "usage": {"completion_tokens": 1}})
+    body = made.body()
+    assert body["choices"][0]["finish_reason"] == "stop" and body["choices"][0]["stop_reason"] == 2
+    assert body["usage"] == {"completion_tokens": 1} and body["object"] == "chat.completion"
+
+
+def test_hostile_chunks_do_not_raise() -> None:
+    made = Assembler()
+    for chunk in (
+        {"choices": None}, {"choices": "x"}, {"choices": [None, 3, {"index": "a", "delta": []}]},
+        {"choices": [{"index": 0, "delta": {"tool_calls": [None, {"function": 3}, {"index": "x"}]}}]},
+        {"choices": [{"delta": {"content": 7, "tool_calls": "no"}}]},
+    ):  # fmt: skip
+        made.add(chunk)  # type: ignore[arg-type]
+    assert made.body()["choices"]
+
+
+TEXT = st.text(max_size=12)
+TOOL = st.builds(
+    lambda n, a: {"id": n, "type": "function", "function": {"name": "f" + n, "arguments": a}},
+    st.text("abc", min_size=1, max_size=3),
+    TEXT,
+)
+MESSAGE = st.builds(
+    lambda content, reasoning, tools: {
+        "role": "assistant",
+        "content": (content or None) if tools else content,
+        **({"reasoning_content": reasoning} if reasoning else {}),
+        **({"tool_calls": tools} if tools else {}),
+    },
+    TEXT,
+    TEXT,
+    st.lists(TOOL, max_size=3),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(messages=st.lists(MESSAGE, min_size=1, max_size=3), cuts=st.lists(st.integers(1, 90), min_size=1, max_size=30))
+def test_a_body_streamed_cut_anywhere_and_assembled_is_the_body(
+    messages: list[dict[str, Any]], cuts: list[int]
+) -> None:
+    """Through the wire as the proxy has it: chunks, bytes, pieces of any size, decoder, reader, assembler."""
+    body = {
+        "id": "x", "object": "chat.completion", "created": 1, "model": "m",
+        "choices": [
+            {"index": n, "message": message, "logprobs": None, "finish_reason": "stop"}
+            for n, message in enumerate(messages)
+        ],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 2},
+    }  # fmt: skip
+    chunks = stream_of(body, include_usage=True)
+    data = b"".join(b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in chunks) + b"data: [DONE]\n\n"
+    request = {"stream": True, "n": len(messages)}
+    vllm = engine("vllm")
+    reader = vllm.reader(CHAT, request, vllm.ask(CHAT, request, Wants()))
+    decoder = Decoder()
+    position = turn = 0
+    while position < len(data):
+        size = cuts[turn % len(cuts)]
+        for event in decoder.feed(data[position : position + size]):
+            if event.data and event.data != b"[DONE]":
+                reader.event(event.data)
+        position += size
+        turn += 1
+    assert reader.finished
+    assert reader.assembled() == body

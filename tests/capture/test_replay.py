@@ -1,0 +1,183 @@
+"""Every recorded answer of a real engine, fed in pieces of every size: ids, logprobs, counts, what the agent gets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capture.engines import engine
+from capture.engines.base import CHAT, COMPLETIONS, Reader, Wants
+from capture.sse import Decoder
+
+TRANSCRIPTS = Path(__file__).parent / "transcripts"
+SIZES = [1, 7, 64, 1 << 30]
+ROUTES = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETIONS}
+#: What we add to a call; an agent that asks for none of it is who these replays play.
+OURS = ("logprobs", "top_logprobs", "return_token_ids", "stream_options", "return_input_ids_in_sglext",
+        "return_output_ids_in_sglext")  # fmt: skip
+#: Answers that are no capture, with the code that says why (the key is part of the name).
+INCOMPLETE = {
+    "vllm/chat-abort-midstream": {"stream_aborted"},
+    "vllm/reasoning-hidden-nostream": {"hidden_by_include_reasoning"},
+}
+
+
+def recorded() -> Iterator[str]:
+    for path in sorted(TRANSCRIPTS.glob("*/*.json")):
+        told = json.loads(path.read_text())
+        if told["path"] in ROUTES and told["response"]["status"] == 200:
+            yield f"{path.parent.name}/{path.stem}"
+
+
+NAMES = list(recorded())
+
+
+class Replay:
+    """One recorded call, played to a reader as the proxy would: the agent asked for nothing of ours."""
+
+    def __init__(self, name: str, size: int = 1 << 30, *, agent_asks: bool = False) -> None:
+        self.told = json.loads((TRANSCRIPTS / f"{name}.json").read_text())
+        self.data = (TRANSCRIPTS / f"{name}.body").read_bytes()
+        self.engine = engine(name.split("/")[0])
+        self.wire = ROUTES[self.told["path"]]
+        body = self.told["body"]
+        self.body = body if agent_asks else {k: v for k, v in body.items() if k not in OURS}
+        self.streamed = bool(body.get("stream"))
+        ask = self.engine.ask(self.wire, self.body, Wants())
+        if agent_asks:  # somebody asked; the reader must still find everything
+            ask.injected = ask.injected or ("logprobs",)
+        self.reader: Reader = self.engine.reader(self.wire, self.body, ask)
+        self.agent: list[Any] = []
+        self.outcome = "ok"
+        self._play(size)
+
+    def _play(self, size: int) -> None:
+        if not self.streamed:
+            self.agent.append(json.loads(self.reader.body(self.data)))
+            return
+        decoder = Decoder()
+        events = []
+        for start in range(0, len(self.data), size):
+            events += decoder.feed(self.data[start : start + size])
+        assert b"".join(event.raw for event in events) == self.data[: sum(len(e.raw) for e in events)]
+        for event in events:
+            if event.data and event.data != b"[DONE]":
+                given = self.reader.event(event.data)
+                if given is not None:
+                    self.agent.append(json.loads(given))
+        if self.told["response"]["aborted_by_client"]:
+            self.outcome = "aborted"
+
+    def truth(self) -> tuple[Any, dict[int, list[int]], dict[int, list[float]]]:
+        """Prompt ids, and ids and logprobs by choice, read from the bytes by other means than the code under test."""
+        prompt: Any = None
+        ids: dict[int, list[int]] = {}
+        logprobs: dict[int, list[float]] = {}
+        parts = [json.loads(self.data)] if not self.streamed else [
+            json.loads(line[6:]) for line in self.data.decode().splitlines()
+            if line.startswith("data: {")
+        ]  # fmt: skip
+        for part in parts:
+            ext = part.get("sglext") or {}
+            prompt = prompt or part.get("prompt_token_ids") or ext.get("input_ids")
+            for index, output in enumerate(ext.get("output_ids") or []):
+                ids.setdefault(index, []).extend(output)
+            for choice in part["choices"]:
+                index = choice["index"]
+                prompt = prompt or choice.get("prompt_token_ids")
+                ids.setdefault(index, []).extend(choice.get("token_ids") or choice.get("response_token_ids") or [])
+                told = choice.get("logprobs") or {}
+                values = [e["logprob"] for e in told.get("content") or []] or told.get("token_logprobs") or []
+                logprobs.setdefault(index, []).extend(values)
+        return prompt, ids, logprobs
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", NAMES)
+def test_ids_logprobs_and_counts_are_the_engines_own(name: str, size: int) -> None:
+    replay = Replay(name, size)
+    capture = replay.reader.capture(replay.outcome, status=200)
+    if name in INCOMPLETE:
+        assert not capture.complete
+        assert INCOMPLETE[name] <= {why.code for why in capture.unavailable.values()}
+        return
+    prompt, ids, logprobs = replay.truth()
+    if not prompt or not any(ids.values()):  # a call that was recorded without asking for ids
+        assert not capture.complete
+        assert all(why.detail for why in capture.unavailable.values())
+        return
+    assert capture.unavailable == {}
+    assert capture.complete and capture.digest
+    assert capture.prompt_token_ids == prompt
+    assert {c.index: c.token_ids.tolist() for c in capture.completions if c.token_ids} == ids
+    assert {c.index: c.logprobs for c in capture.completions} == logprobs
+    assert all(len(c.tokens or []) == len(c.logprobs or []) for c in capture.completions)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_agent_gets_nothing_it_did_not_ask_for(name: str) -> None:
+    replay = Replay(name)
+    for body in replay.agent:
+        assert body.get("prompt_token_ids") is None
+        assert "sglext" not in body
+        if replay.streamed:
+            assert body["choices"], "the usage chunk is ours"
+        for choice in body["choices"]:
+            for key in ("token_ids", "prompt_token_ids", "response_token_ids", "logprobs"):
+                assert choice.get(key) is None
+            if replay.streamed and replay.wire == CHAT and choice["finish_reason"] is None:
+                assert any(value is not None for value in choice["delta"].values()), "a chunk that is ours alone"
+    kept = json.dumps(replay.agent)
+    assert replay.outcome == "aborted" or '"finish_reason"' in kept
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "abort" not in name])
+def test_an_agent_that_asks_for_everything_gets_the_engines_bytes(name: str) -> None:
+    replay = Replay(name, agent_asks=True)
+    asked = replay.told["body"]
+    wants_all = (asked.get("logprobs") not in (None, False)) and (
+        asked.get("return_token_ids") or asked.get("return_input_ids_in_sglext")
+    )
+    if not wants_all or (replay.streamed and not (asked.get("stream_options") or {}).get("include_usage")):
+        pytest.skip("this call did not ask for everything")
+    parts = [json.loads(replay.data)] if not replay.streamed else [
+        json.loads(line[6:]) for line in replay.data.decode().splitlines() if line.startswith("data: {")
+    ]  # fmt: skip
+    assert replay.agent == parts
+
+
+#: A stream and its unstreamed twin.
+TWINS = [name for name in NAMES if name.endswith("-stream") and name.replace("-stream", "-nostream") in NAMES]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", TWINS)
+def test_a_stream_assembles_to_the_body_that_came_unstreamed(name: str, size: int) -> None:
+    streamed = Replay(name, size).reader.assembled()
+    whole = Replay(name.replace("-stream", "-nostream")).reader.assembled()
+    if cut_tool_call(streamed):
+        # The engines' own difference: a tool call cut by max_tokens is text in the answer that comes whole.
+        assert whole["choices"][0]["finish_reason"] == streamed["choices"][0]["finish_reason"]
+        return
+    assert said(streamed) == said(whole)
+
+
+def cut_tool_call(body: dict[str, Any]) -> bool:
+    return any(
+        choice.get("finish_reason") == "length" and (choice.get("message") or {}).get("tool_calls")
+        for choice in body["choices"]
+    )
+
+
+def said(value: Any) -> Any:
+    """A body without nulls and without what differs between any two calls."""
+    if isinstance(value, dict):
+        skipped = ("id", "created", "metadata", "reasoning_tokens")
+        return {k: said(v) for k, v in value.items() if v is not None and k not in skipped and said(v) != {}}
+    if isinstance(value, list):
+        return [said(item) for item in value]
+    return value
