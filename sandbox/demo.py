@@ -84,7 +84,8 @@ def demo(console: Console, out: Path) -> None:
         with ProxyThread(settings) as proxy:
             console.print(f"[bold]proxy[/]   {proxy.base_url}, the only address that the calls below know\n")
             calls_demo(console, proxy, engine, folder / "calls")
-    console.print(f"\nDone in {time.monotonic() - began:.0f} s. Every call is one line of {folder / 'calls' / JOURNAL}")
+    console.print(f"\nDone in {time.monotonic() - began:.0f} s. Every call is one line of:", highlight=False)
+    console.print(str(folder / "calls" / JOURNAL), soft_wrap=True, highlight=False)
 
 
 def calls_demo(console: Console, proxy: ProxyThread, engine: EmbeddedEngine, folder: Path) -> None:
