@@ -39,6 +39,7 @@ class Facts:
     engine: str | None = None
     engine_version: str | None = None
     replica: str | None = None
+    engine_defaults: dict[str, Any] | None = None
     refused: str | None = None
     failure: str | None = None
     error_body: Any = None
@@ -54,6 +55,7 @@ class Facts:
         self.engine = replica.engine.name if replica.engine else None
         self.engine_version = replica.version
         self.replica = replica.label
+        self.engine_defaults = replica.sampling_defaults
 
     def first_byte(self) -> None:
         if self.ttft_ms is None:
@@ -62,7 +64,8 @@ class Facts:
     def over(self, policy_version: str | None) -> None:
         self.ended_at = datetime.now(UTC)
         self.duration_ms = round((time.perf_counter() - self.started) * 1000, 3)
-        self.policy_version_end = policy_version
+        if policy_version != self.policy_version:
+            self.policy_version_end = policy_version
 
     def capture(self, reader: Reader | None, wanted: bool, readable: bool) -> TokenCapture | None:
         """The call's token capture; None when capture is off."""
@@ -128,7 +131,7 @@ def journal_line(
         "upstream": facts.replica,
         "request_model": request.body.get("model"),
         "provider_model": request.upstream.get("model"),
-        "sampling": {"sent": request.sampling, "session": session.sampling, "engine_defaults": None},
+        "sampling": {"sent": request.sampling, "session": session.sampling, "engine_defaults": facts.engine_defaults},
         "policy_version": facts.policy_version,
         "policy_version_end": facts.policy_version_end,
         "outcome": facts.outcome,

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from capture.engines import detect, engine
+from capture.engines import detect, engine, sampling_defaults
 from capture.engines.base import Engine, Reader
 from proxy.errors import UpstreamError
 from proxy.hosted import HostedClient
@@ -31,6 +31,8 @@ class Replica:
     engine_name: str = "auto"
     engine: Engine | None = None
     version: str | None = None
+    #: What it samples with where nothing was sent; None where it does not say (vLLM, SGLang).
+    sampling_defaults: dict[str, Any] | None = None
     #: Wires on which it refused capture fields in a stream: those are called unstreamed from then on.
     buffered: set[str] = field(default_factory=set)
     sessions: int = 0
@@ -56,6 +58,7 @@ class Replica:
             answers[path] = await self.get_json(path)
             found = detect(answers)
             if found is not None:
+                self.sampling_defaults = sampling_defaults(answers)
                 return found
         return "other", None
 

@@ -49,3 +49,23 @@ def detect(answers: Mapping[str, Any]) -> tuple[str, str | None] | None:
         if owner in ("vllm", "sglang", "llamacpp"):
             return owner, None
     return None
+
+
+def sampling_defaults(answers: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What an engine samples with where a call sets nothing; None where it does not say.
+
+    llama.cpp tells in `/props` (its defaults are not neutral: temperature 0.8, top_k 40, top_p 0.95, min_p 0.05). vLLM
+    0.32 and SGLang 0.5.23 take theirs from the model's generation_config.json and tell nobody.
+    """
+    props = answers.get("/props")
+    settings = props.get("default_generation_settings") if isinstance(props, dict) else None
+    params = settings.get("params", settings) if isinstance(settings, dict) else None
+    if not isinstance(params, dict):
+        return None
+    return {name: params[name] for name in _SAMPLING if name in params}
+
+
+_SAMPLING = (
+    "temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty",
+    "dynatemp_range", "mirostat", "xtc_probability", "dry_multiplier", "samplers",
+)  # fmt: skip

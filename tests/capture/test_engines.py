@@ -117,8 +117,8 @@ def test_an_empty_list_of_ids_is_legal_and_a_missing_one_is_not() -> None:
         {"token_ids": None, "response_token_ids": [7, 8]},
         {"token_ids": None, "provider_specific_fields": {"token_ids": [7, 8]}},
         {"token_ids": None, "raw_output": {"completion_token_ids": [7, 8], "prompt_token_ids": PROMPT}},
-        {"token_ids": None, "logprobs": {"content": [{"token": "token_id:7", "logprob": -1}, {"token": "token_id:8", "logprob": -1}]}},
-        {"token_ids": None, "logprobs": {"content": [{"token": "a", "token_id": 7, "logprob": -1}, {"token": "b", "token_id": 8, "logprob": -1}]}},
+        {"token_ids": None, "logprobs": {"content": [{"token": f"token_id:{n}", "logprob": -1} for n in (7, 8)]}},
+        {"token_ids": None, "logprobs": {"content": [{"token": "a", "token_id": n, "logprob": -1} for n in (7, 8)]}},
     ],
     ids=["response_token_ids", "provider_specific_fields", "raw_output", "token_id strings", "token_id fields"],
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 
@@ -94,7 +95,7 @@ def test_any_stream_cut_anywhere_means_what_its_lines_say(
     decoder = Decoder()
     events: list[Event] = []
     places = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
-    for start, stop in zip(places, places[1:], strict=False):
+    for start, stop in itertools.pairwise(places):
         events += decoder.feed(data[start:stop])
     left = decoder.flush()
     assert b"".join(event.raw for event in [*events, *left]) == data or not left

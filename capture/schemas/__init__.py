@@ -1,0 +1,40 @@
+"""The published JSON Schemas, open to new optional fields, and golden examples of what they describe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from referencing import Registry, Resource
+
+_HERE = files(__name__)
+
+
+@cache
+def load(name: str) -> dict[str, Any]:
+    """The schema of that name, such as `token_capture.v1`."""
+    schema: dict[str, Any] = json.loads(_HERE.joinpath(f"{name}.json").read_text(encoding="utf-8"))
+    return schema
+
+
+def names() -> list[str]:
+    return sorted(path.name.removesuffix(".json") for path in _HERE.iterdir() if path.name.endswith(".json"))
+
+
+def examples() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Golden lines of a journal, by name."""
+    for path in sorted(_HERE.joinpath("examples").iterdir(), key=lambda one: one.name):
+        if path.name.endswith(".json"):
+            yield path.name.removesuffix(".json"), json.loads(path.read_text(encoding="utf-8"))
+
+
+@cache
+def validator(name: str) -> Draft202012Validator:
+    """A validator that knows all published schemas."""
+    resources = [(schema["$id"], Resource.from_contents(schema)) for schema in map(load, names())]
+    registry: Registry[Any] = Registry().with_resources(resources)
+    return Draft202012Validator(load(name), registry=registry)

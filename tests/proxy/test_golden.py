@@ -1,0 +1,119 @@
+"""Writer and reader are held to the published schemas by golden lines, which the proxy wrote itself.
+
+`GOLDEN=write pytest tests/proxy/test_golden.py` writes them anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capture.journal import Call
+from capture.schemas import examples, load, names, validator
+from tests.proxy.conftest import Bench, Started
+from tests.proxy.fake_engine import Answer, FakeEngine, Seen, replays, streams, transcript
+
+EXAMPLES = Path(__file__).parents[2] / "capture/schemas/examples"
+TOOL_CALL = transcript("vllm/tool-auto-forced-stream")[0]["body"]
+USER = {"model": "my-policy", "messages": [{"role": "user", "content": "Name two colours."}], "max_tokens": 10}
+
+
+async def post(bench: Bench, body: dict[str, Any]) -> None:
+    await bench.client.post("/chat/completions", json=body)
+
+
+async def leave(bench: Bench, body: dict[str, Any]) -> None:
+    async with bench.client.stream("POST", "/chat/completions", json=body) as answer:
+        async for data in answer.aiter_raw():
+            if b"two" in data:
+                break
+    await bench.recorded()
+
+
+def cut() -> Answer:
+    _, recorded = transcript("vllm/chat-plain-length-stream")
+    half = recorded[: recorded.index(b'" popular"')]
+
+    async def wait(seen: Seen) -> None:
+        async with asyncio.timeout(5):
+            await seen.gone.wait()
+
+    return streams(half[: half.rindex(b"\n\n") + 2], then=wait)
+
+
+Scenario = tuple[Callable[[], Answer], Callable[[Bench, dict[str, Any]], Any], dict[str, Any]]
+SCENARIOS: dict[str, Scenario] = {
+    "ok": (lambda: replays("vllm/chat-plain-length-nostream"), post, {**USER, "temperature": 0}),
+    "streamed_tool_call": (
+        lambda: replays("vllm/tool-auto-forced-stream"),
+        post,
+        {k: v for k, v in TOOL_CALL.items() if k in ("model", "messages", "tools", "stream", "max_tokens")},
+    ),
+    "n2": (lambda: replays("vllm/chat-n2-stream"), post, {**USER, "n": 2, "stream": True}),
+    "aborted": (cut, leave, {**USER, "stream": True}),
+    "failed": (lambda: replays("vllm/err-context-length"), post, USER),
+}
+COMPLETE = {"ok", "streamed_tool_call", "n2"}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+async def test_what_the_proxy_writes_is_the_golden_line(started: Started, name: str) -> None:
+    answer, act, body = SCENARIOS[name]
+    async with FakeEngine(answer()) as engine, started(engine.url) as bench:
+        await act(bench, body)
+        line = json.loads(bench.journal.read_bytes())
+    path = EXAMPLES / f"{name}.json"
+    if os.environ.get("GOLDEN") == "write":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(line, indent=1) + "\n")
+    golden = json.loads(path.read_text())
+    assert steady(line) == steady(golden)
+
+
+def steady(line: dict[str, Any]) -> dict[str, Any]:
+    """A line without what differs between two runs."""
+    made: dict[str, Any] = json.loads(json.dumps(line))
+    for place, fields in (
+        (made, ("duration_ms",)),
+        (made["request"], ("timestamp", "headers")),
+        (made["response"], ("timestamp",)),
+        (made["metadata"], ("session", "request_id", "ttft_ms")),
+    ):
+        for field in fields:
+            assert field in place
+            place[field] = type(place[field]).__name__
+    return made
+
+
+@pytest.mark.parametrize(("name", "line"), list(examples()))
+def test_golden_lines_are_valid_and_readable(name: str, line: dict[str, Any]) -> None:
+    validator("llm_trajectory_line.v1").validate(line)
+    call = Call(0, json.dumps(line).encode())
+    capture = call.capture
+    assert capture is not None and capture.complete is (name in COMPLETE)
+    if capture.complete:
+        assert capture.digest == capture.compute_digest()
+    wanted = {"aborted": "aborted", "failed": "error"}.get(name, "ok")
+    assert call.outcome == wanted
+
+
+def test_there_is_a_golden_line_for_each_scenario() -> None:
+    assert set(SCENARIOS) <= {name for name, _ in examples()}
+
+
+def test_the_schemas_are_open_to_new_fields_and_closed_to_wrong_ones() -> None:
+    check = validator("llm_trajectory_line.v1")
+    line = dict(examples())["ok"]
+    line["metadata"]["token_capture"]["new_field"] = line["metadata"]["another"] = 1
+    check.validate(line)
+    for wrong in ([1.5], [-1], ["1"], "1"):
+        line["metadata"]["token_capture"]["prompt_token_ids"] = wrong
+        assert not check.is_valid(line)
+    for name in names():
+        assert '"additionalProperties": false' not in json.dumps(load(name))
