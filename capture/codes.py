@@ -35,7 +35,7 @@ CODES: Final[dict[str, tuple[str, str]]] = {
     ),
     "server_refused_capture_fields": (
         _NOT_RETURNED,
-        "the engine refused the fields that ask for tokens; upgrade it, or start it with logprobs allowed",
+        "the engine refused the fields that ask for tokens ({told}); upgrade it, or start it with logprobs allowed",
     ),
     "logprobs_not_returned": (
         _NOT_RETURNED,
@@ -98,6 +98,7 @@ CODES: Final[dict[str, tuple[str, str]]] = {
         "the engine did not answer /apply-template and /tokenize, which give the prompt's ids; upgrade llama.cpp",
     ),
     "prompt_has_media": (_UNSUPPORTED, "the prompt holds images or audio, whose ids llama.cpp does not tell"),
+    "capture_failed": (_NOT_RETURNED, "the proxy could not read the engine's answer ({fault}); please report it"),
     "stream_aborted": (_FAILED, "the agent closed the connection before the reply was over; what came is kept"),
     "ids_lost_stream_aborted": (
         _FAILED,

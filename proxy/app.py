@@ -78,10 +78,9 @@ class Models:
         session: Session | None = None
         try:
             session = self.sessions.authorize(agent.headers, scope.get("capture.session"))
-            replica = session.replicas.pick(session.replica)
+            replica = session.route()
             if replica is None:
                 raise Refusal(502, "the engine cannot be reached; is it up?")
-            session.replica = replica
             headers = replica.auth([*agent.upstream_headers(), (b"accept-encoding", b"identity")])
             try:
                 response = await replica.client.send("GET", scope["path"], headers, b"")

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from capture.codes import why
 from capture.engines.base import Reader
 from capture.purpose import purpose
 from capture.record import FIELDS, TokenCapture, Unavailable
@@ -42,6 +43,7 @@ class Facts:
     engine_defaults: dict[str, Any] | None = None
     refused: str | None = None
     failure: str | None = None
+    capture_failed: str | None = None
     error_body: Any = None
     policy_version_end: str | None = None
     request_id: str = field(default_factory=lambda: "req-" + secrets.token_hex(8))
@@ -71,16 +73,10 @@ class Facts:
         """The call's token capture; None when capture is off."""
         if not wanted:
             return None
+        if self.capture_failed is not None:
+            return _nothing(self, why("capture_failed", fault=self.capture_failed))
         if self.refused is not None:
-            return _nothing(
-                self,
-                Unavailable(
-                    "not_returned",
-                    "server_refused_capture_fields",
-                    f"the engine refused the fields that ask for tokens ({self.refused}); upgrade it, or start it with "
-                    "logprobs allowed",
-                ),
-            )
+            return _nothing(self, why("server_refused_capture_fields", told=self.refused))
         if reader is None or not readable:
             detail = self.failure or "the request was no JSON object, so nothing could be asked for"
             return _nothing(self, Unavailable("request_failed", "upstream_http_error", detail))

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -58,6 +58,10 @@ class Relay:
             await refuse(agent, session, refusal)
         except AgentLeft:
             pass  # before its request was here: there is no call to record
+        except Exception as error:
+            log.exception("a call failed by a fault of the proxy's own (%s); please report it", error)
+            if not agent.started:
+                await refuse(agent, session, Refusal(500, "the proxy failed; its log says how"))
 
 
 class CutOff(Exception):
@@ -99,19 +103,12 @@ class Exchange:
         await self._end()
 
     async def _exchange(self) -> None:
-        if self.request.streams and await self._will_be_unstreamed():
-            async with self._kept_alive():
-                response = await self._send()
-                try:
-                    await self._answered(response)
-                finally:
-                    response.close()
-            return
-        response = await self._send()
-        try:
-            await self._answered(response)
-        finally:
-            response.close()
+        async with self._kept_alive() if await self._will_be_unstreamed() else nullcontext():
+            response = await self._send()
+            try:
+                await self._answered(response)
+            finally:
+                response.close()
 
     async def _answered(self, response: Response) -> None:
         self.facts.status = response.status
@@ -130,12 +127,11 @@ class Exchange:
         """The head of the answer of the first replica that can be reached."""
         tried: set[Replica] = set()
         while True:
-            replica = self.session.replicas.pick(self.session.replica, tried)
+            replica = self.session.route(tried)
             if replica is None:
                 raise UpstreamUnreachable("the engine cannot be reached; is it up?")
             try:
                 self.engine = await replica.identify()
-                self.session.replica = replica
                 self.facts.sent_to(replica)
                 return await self._ask(replica, self.engine)
             except UpstreamUnreachable:
@@ -182,10 +178,14 @@ class Exchange:
 
     async def _will_be_unstreamed(self) -> bool:
         """Whether an agent that streams will wait for the whole answer, and needs comments to stay on the line."""
-        replica = self.session.replicas.pick(self.session.replica)
-        if replica is None or replica.engine is None:
-            return self.relay.settings.buffered
-        return replica.engine.ask(self.relay.wire, self.request.upstream, self._wants(replica)).unstreamed
+        replica = self.session.route() if self.request.streams else None
+        if replica is None:
+            return False
+        try:
+            engine = await replica.identify()
+        except UpstreamError:
+            return False  # sending finds another replica, or says what is wrong
+        return engine.ask(self.relay.wire, self.request.upstream, self._wants(replica)).unstreamed
 
     async def _post(self, replica: Replica, engine: Engine, wants: Wants) -> Response:
         self.ask = engine.ask(self.relay.wire, self.request.upstream, wants)
@@ -234,7 +234,11 @@ class Exchange:
         if data == b"[DONE]":
             self._holding = True
             return _sse(reader.rest()) + event.raw
-        given = reader.event(data)
+        try:
+            given = reader.event(data)
+        except Exception as error:
+            self._capture_failed(error)
+            return event.raw
         if reader.finished or reader.error is not None:
             self._holding = True
         if given is data:
@@ -248,16 +252,14 @@ class Exchange:
         data = await response.read()
         self.facts.first_byte()
         await self._side_questions()
-        assert self.reader is not None
-        self._reply = 200, reply_headers(response.headers), self.reader.body(data)
+        self._reply = 200, reply_headers(response.headers), self._read(data)
 
     async def _restream(self, response: Response) -> None:
         """The engine answered whole; the agent gets the chunks it would have seen."""
         data = await response.read()
         self.facts.first_byte()
         await self._side_questions()
-        assert self.reader is not None
-        body = loads(self.reader.body(data))
+        body = loads(self._read(data))
         if not isinstance(body, dict):
             self._reply = 200, reply_headers(response.headers), data
             return
@@ -267,6 +269,21 @@ class Exchange:
         self._held.append(b"data: [DONE]\n\n")
         if not self.agent.started:
             await self.agent.start(200, SSE_HEADERS)
+
+    def _read(self, data: bytes) -> bytes:
+        """What the agent gets of an answer that came whole; the engine's own bytes where reading it fails."""
+        assert self.reader is not None
+        try:
+            return self.reader.body(data)
+        except Exception as error:
+            self._capture_failed(error)
+            return data
+
+    def _capture_failed(self, error: Exception) -> None:
+        """A fault of ours in reading an answer costs the record, not the call."""
+        if self.facts.capture_failed is None:
+            log.exception("session %s, call %d: the answer could not be read", self.session.name, self.facts.number)
+        self.facts.capture_failed = f"{type(error).__name__}: {error}"
 
     async def _side_questions(self) -> None:
         replica = self.session.replica

@@ -114,18 +114,21 @@ class Replicas:
         now = time.monotonic()
         choice = [one for one in self.all if one not in (avoid or ())]
         up = [one for one in choice if one.down_until <= now] or choice
-        if not up:
-            return None
-        if current in up:
-            return current
-        chosen = min(up, key=lambda one: one.sessions)
-        chosen.sessions += 1
-        if current is not None:
-            current.sessions -= 1
+        chosen = current if current in up else min(up, key=lambda one: one.sessions, default=None)
+        if chosen is not current:
+            self.leave(current)
+            if chosen is not None:
+                chosen.sessions += 1
         return chosen
 
     def failed(self, replica: Replica) -> None:
         replica.down_until = time.monotonic() + REST
+        replica.engine = None  # what comes back may be another version: it is asked again
+
+    def leave(self, replica: Replica | None) -> None:
+        """A session goes elsewhere, or is over."""
+        if replica is not None:
+            replica.sessions -= 1
 
     async def close(self) -> None:
         for replica in self.all:

@@ -102,6 +102,11 @@ class Session:
     def in_flight(self) -> int:
         return len(self._in_flight)
 
+    def route(self, avoid: set[Replica] | None = None) -> Replica | None:
+        """The replica to call: the session's own while it is up; None when all are to be avoided."""
+        self.replica = self.replicas.pick(self.replica, avoid)
+        return self.replica
+
     def retry_of(self, fingerprint: int) -> int | None:
         """The failed call that this one repeats word for word, if there is one."""
         return self._failed.get(fingerprint)
@@ -242,6 +247,7 @@ class Sessions:
     async def close(self, session_id: str) -> dict[str, Any]:
         session = self.get(session_id)
         await session.close(self._grace)
+        session.replicas.leave(session.replica)
         self._by_id.pop(session.id, None)
         self._by_key.pop(_digest(session.api_key), None)
         return session.state()

@@ -520,3 +520,56 @@ async def test_a_full_disk_costs_the_record_not_the_call(started: Started) -> No
         state = session.state()
     assert answer.status_code == 200 and answer.json()["choices"]
     assert "No space left" in state["journal_failed"]
+
+
+async def test_a_fault_of_ours_in_reading_an_answer_costs_the_record_not_the_call(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from capture.engines.base import Reader
+
+    def broken(self: Reader, *_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(Reader, "_take", broken)
+    for name, body in (("chat-plain-length-nostream", CHAT), ("chat-plain-length-stream", {**CHAT, "stream": True})):
+        _, recorded = transcript(f"vllm/{name}")
+        async with FakeEngine(replays(f"vllm/{name}")) as engine, started(engine.url) as bench:
+            answer = await bench.client.post("/chat/completions", json=body)
+            call = bench.calls()[-1]
+        assert answer.status_code == 200 and answer.content == recorded
+        assert call.capture is not None
+        assert {why.code for why in call.capture.unavailable.values()} == {"capture_failed"}
+
+
+async def test_sessions_are_spread_over_replicas_and_stay(started: Started) -> None:
+    plain = replays("vllm/chat-plain-length-nostream")
+    async with FakeEngine(plain) as one, FakeEngine(plain) as two, started(one.url, two.url) as bench:
+        root = bench.proxy.base_url.removesuffix("/v1")
+        for _ in range(3):
+            for name in ("a", "b", "c", "d"):
+                stream = {"stream": False}
+                await bench.client.post(f"{root}/s/{name}/v1/chat/completions", json={**CHAT, **stream, "user": name})
+        users = [{call.body["user"] for call in engine.calls} for engine in (one, two)]
+    assert [len(names) for names in users] == [2, 2] and not users[0] & users[1]
+
+
+async def test_an_engine_that_came_back_is_asked_again_who_it_is(started: Started) -> None:
+    async with FakeEngine(replays("vllm/chat-plain-length-nostream")) as engine, started(engine.url) as bench:
+        await bench.client.post("/chat/completions", json=CHAT)
+        replica = bench.proxy.sessions.default.replica
+        engine.server.close()
+        await engine.server.wait_closed()
+        for task in list(engine.tasks):
+            task.cancel()
+        await asyncio.sleep(0.05)
+        assert (await bench.client.post("/chat/completions", json=CHAT)).status_code == 502
+        engine.engine = "sglang"
+        engine.answers = [replays("sglang/chat-return_token_ids-nostream")]
+        engine.server = await asyncio.start_server(engine._serve, "127.0.0.1", engine.port)
+        assert (await bench.client.post("/chat/completions", json=CHAT)).status_code == 200
+        calls = bench.calls()
+    assert replica is not None
+    assert [call.metadata["engine"] for call in calls] == ["vllm", "vllm", "sglang"] or calls[1].metadata[
+        "engine"
+    ] is None
+    assert calls[-1].capture is not None and calls[-1].capture.complete
