@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import threading
@@ -20,11 +21,15 @@ from sandbox.errors import JobError, SandboxError, TaskError
 from sandbox.house import House
 from sandbox.job import Options, Outcome, default_job_name, run_job
 from sandbox.progress import Progress
-from sandbox.provider import API_KEY, BASE_URL, Provider, check_reachable, read_provider
+from sandbox.provider import API_KEY, BASE_URL, CAPTURE, Provider, check_reachable, read_provider
 from sandbox.rollout import Plan
 from sandbox.scaffold import write_task
 from sandbox.task import find_tasks, load_task
 
+ENV_HELP = (
+    f"NAME=VALUE for the agent; NAME alone takes it from here. {BASE_URL} and {API_KEY} say where the engine is and stay "
+    f"outside the sandbox; {CAPTURE}=1 captures token ids and logprobs."
+)
 tasks_app = typer.Typer(help="Check a task folder, or make one.", no_args_is_help=True)
 agents_app = typer.Typer(help="The agents there are, and images with one installed.", no_args_is_help=True)
 
@@ -51,10 +56,7 @@ def run_command(
     job: Annotated[str | None, typer.Option(help="The job's name; default: the time.")] = None,
     agent_env: Annotated[
         list[str] | None,
-        typer.Option(
-            help=f"NAME=VALUE for the agent; NAME alone takes it from here. {BASE_URL} and {API_KEY} say where the "
-            "engine is and stay outside the sandbox; BENCHFLOW_CAPTURE_TOKEN_LOGPROBS=1 captures token ids and logprobs."
-        ),
+        typer.Option(help=ENV_HELP),
     ] = None,
     trials: Annotated[int, typer.Option(min=1, max=999, help="Repeat every task, each time in a job of its own.")] = 1,
     concurrency: Annotated[int, typer.Option(min=1, max=1000, help="Rollouts at once.")] = 4,
@@ -163,8 +165,6 @@ def interruptible(progress: Progress) -> Iterator[Guard]:
 
 def read_env(words: list[str]) -> dict[str, str]:
     """`NAME=VALUE` and bare `NAME`s. Raises `JobError`."""
-    import os
-
     env = {}
     for word in words:
         name, equals, value = word.partition("=")

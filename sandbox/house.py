@@ -15,6 +15,7 @@ from sandbox import images, reaper
 from sandbox.agents.base import Agent
 from sandbox.box import Box
 from sandbox.docker import Container, Limits, connect
+from sandbox.egress import Egress
 from sandbox.errors import DockerError, RolloutError
 from sandbox.network import Network
 from sandbox.task import Task
@@ -59,11 +60,14 @@ class DockerHouse:
         self._labels = reaper.labels(job=job)
         self._networks: dict[bool, Network] = {}
         self._live: dict[str, Container] = {}
+        self._egress: Egress | None = None
         self._closing = threading.Event()
         reaper.reap(self.api, say)
         try:
             for closed in sorted({is_closed(task) for task in tasks}):
                 self._networks[closed] = Network.create(self.api, self._labels, closed=closed)
+            if any(network_mode(task) == "allowlist" for task in tasks):
+                self._egress = Egress(self._networks[True].gateway)
         except BaseException:
             self.close()
             raise
@@ -75,7 +79,8 @@ class DockerHouse:
     def guard(self, ports: list[int]) -> list[str]:
         said = []
         for network in self._networks.values():
-            network.only(ports)
+            egress = [self._egress.port] if self._egress and network.closed else []
+            network.only([*ports, *egress])
             if network.unguarded:
                 said.append(
                     f"the sandboxes' network cannot be closed towards this host ({network.unguarded}): they reach "
@@ -105,7 +110,9 @@ class DockerHouse:
         return self._start(task, images.task_image(self.api, task, self._say), f"{rollout}-verifier")
 
     def _start(self, task: Task, image: str, name: str) -> Container:
-        spec = task.sandbox
+        spec, env = task.sandbox, dict(task.sandbox.env)
+        if self._egress and network_mode(task) == "allowlist":
+            env |= self._egress.env(task.agent.allowed_hosts or spec.allowed_hosts)
         box = Container.start(
             self.api,
             image,
@@ -113,7 +120,7 @@ class DockerHouse:
             limits=Limits(spec.cpus, spec.memory_mb, spec.storage_mb, spec.pids),
             labels={**self._labels, "benchflow.rollout": name},
             network=self._networks[is_closed(task)].name,
-            env=spec.env,
+            env=env,
             workdir=spec.workdir,
         )
         self._live[box.id] = box
@@ -141,6 +148,8 @@ class DockerHouse:
     def close(self) -> None:
         """Removes what is left. Everything is tried before the first failure is raised."""
         self._closing.set()
+        if self._egress is not None:
+            self._egress.close()
         failed: DockerError | None = None
         things: list[Container | Network] = [*self._live.values(), *self._networks.values()]
         for thing in things:

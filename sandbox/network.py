@@ -56,7 +56,7 @@ class Network:
         rules = [["-i", self.bridge, "-d", self.gateway, "-p", "tcp", "--dport", str(p), "-j", "ACCEPT"] for p in ports]
         self._rules = [*rules, ["-i", self.bridge, "-j", "DROP"]]
         for rule in reversed(self._rules):
-            self.unguarded = _iptables("-I", "INPUT", *rule)
+            self.unguarded = _change("-I", "INPUT", *rule)
             if self.unguarded:
                 return
 
@@ -83,22 +83,23 @@ def bridge_of(network_id: str) -> str:
 
 def drop_rules(network_id: str) -> None:
     """Removes every INPUT rule of a network, whoever set it."""
-    listed = _run(["-S", "INPUT"])
+    listed = iptables(["-S", "INPUT"])
     for line in listed.stdout.splitlines() if listed and listed.returncode == 0 else []:
         words = line.split()
         if words[:2] == ["-A", "INPUT"] and bridge_of(network_id) in words:
-            _iptables("-D", "INPUT", *words[2:])
+            _change("-D", "INPUT", *words[2:])
 
 
-def _iptables(*arguments: str) -> str | None:
+def _change(*arguments: str) -> str | None:
     """None when it worked, else why it did not."""
-    done = _run(list(arguments))
+    done = iptables(list(arguments))
     if done is None:
         return "iptables is not installed"
     return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["iptables failed"])[-1]
 
 
-def _run(arguments: list[str]) -> subprocess.CompletedProcess[str] | None:
+def iptables(arguments: list[str]) -> subprocess.CompletedProcess[str] | None:
+    """Runs iptables; None where there is none."""
     program = shutil.which("iptables") or shutil.which("iptables", path="/usr/sbin:/sbin")
     if program is None:
         return None
