@@ -30,7 +30,7 @@ def render() -> str:
         parts.append(inspect.cleandoc(command.help or "").replace("\b", "").strip() + "\n")
         arguments = [p for p in command.params if p.param_type_name == "argument"]
         if arguments:
-            parts.append(f"`{path} {' '.join(p.human_readable_name.upper() for p in arguments)}`\n")
+            parts.append(f"`{path} {' '.join(said_name(p) for p in arguments)}`\n")
         rows = [row(parameter) for parameter in command.params if shown(parameter)]
         if rows:
             parts.append(
@@ -53,10 +53,14 @@ def shown(parameter: Any) -> bool:
     return parameter.name != "help" and not getattr(parameter, "hidden", False)
 
 
+def said_name(argument: Any) -> str:
+    return str(argument.metavar or argument.name).upper()
+
+
 def row(parameter: Any) -> str:
     names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
     if parameter.param_type_name == "argument":
-        names = f"`{parameter.human_readable_name.upper()}`"
+        names = f"`{said_name(parameter)}`"
     what = " ".join((getattr(parameter, "help", None) or "").split()).replace("|", "\\|")
     default = parameter.default
     said = "" if default in (None, "", False, [], ()) or callable(default) else f"`{default}`"

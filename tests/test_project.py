@@ -70,7 +70,7 @@ def test_a_mistake_of_the_users_is_a_sentence_and_code_2(tmp_path: Path) -> None
 
 
 def test_a_bug_of_ours_is_said_to_be_one() -> None:
-    script = "import bench; bench.app = lambda: 1 / 0; bench.main()"
+    script = "import bench; bench.app = lambda **_: 1 / 0; bench.main()"
     answer = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert answer.returncode == 70
     assert "ZeroDivisionError" in answer.stderr and "BENCH_DEBUG=1" in answer.stderr
