@@ -14,8 +14,13 @@ import pytest
 from typer.main import get_command
 
 ROOT = Path(__file__).parents[1]
+
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))]
 TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+
+
+def modules(room: str) -> list[Path]:
+    return sorted((ROOT / room).rglob("*.py"))
 
 
 def bench(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -151,6 +156,17 @@ def test_every_link_into_the_repository_leads_somewhere(document: str) -> None:
         if not path and fragment not in headings:
             broken.append(link)
     assert not broken
+
+
+def test_the_troubleshooting_table_quotes_messages_that_are_really_said() -> None:
+    """Each quoted message, cut at its first `…`, stands in the code (strings broken over lines are joined)."""
+    rooms = ("capture", "proxy", "sandbox", "train")
+    sources = [ROOT / "Makefile", ROOT / "tests/conftest.py", *(p for room in rooms for p in modules(room))]
+    code = "".join(re.sub(r'"\s*\n\s*f?"', "", path.read_text(encoding="utf-8")) for path in sources)
+    table = (ROOT / "README.md").read_text().partition("## When something is wrong")[2].partition("\n## ")[0]
+    quoted = re.findall(r"^\| `([^`]+)`", table, re.M)
+    missing = [message for message in quoted if max(message.split("…"), key=len).strip() not in code]
+    assert quoted and not missing
 
 
 def anchor(heading: str) -> str:
