@@ -139,33 +139,28 @@ class Exchange:
                 tried.add(replica)
 
     async def _ask(self, replica: Replica, engine: Engine) -> Response:
-        """Sends the request with what we ask for besides; where the engine refuses that, once more without.
+        """Sends the request with what we ask for besides; where the engine says no, once more as the agent sent it.
 
-        A stream whose capture fields are refused (SGLang before streamed ids) is first tried unstreamed.
+        So an agent's own mistake gets the engine's own words, and a refusal of our fields costs the record, not the
+        call. A stream whose capture fields are refused (SGLang before streamed ids) is first tried unstreamed.
         """
-        wire = self.relay.wire
         wants = self._wants(replica)
         response = await self._post(replica, engine, wants)
         while response.status in (400, 422) and self.ask is not None and self.ask.injected:
-            data = await response.read()
+            said = await response.read()
             response.close()
-            if not engine.refused(self.ask, response.status, loads(data)):
-                return Read(response, data)
-            first = Read(response, data)
-            unstreamed = self.request.streams and not self.ask.unstreamed
-            wants = replace(wants, buffered=True) if unstreamed else replace(wants, capture=False)
+            in_stream = self.request.streams and not self.ask.unstreamed
+            if in_stream and engine.refused(self.ask, response.status, loads(said)):
+                wants = replace(wants, buffered=True)
+            else:
+                wants = replace(wants, capture=False)
             response = await self._post(replica, engine, wants)
-            if response.status != 200 and not wants.capture:
-                response.close()
-                return first if response.status >= 500 else Read(response, await response.read())
-            if response.status == 200 and unstreamed:
-                replica.buffered.add(wire)
-            if response.status == 200 and not wants.capture:
-                self.facts.refused = refusal_text(first.data)
+            if response.status == 200 and wants.capture:
+                replica.buffered.add(self.relay.wire)
+            elif response.status == 200:
+                self.facts.refused = refusal_text(said)
                 log.warning(
-                    "session %s: the engine refused the fields that ask for tokens (%s); the call was made without",
-                    self.session.name,
-                    self.facts.refused,
+                    "session %s: asked for tokens, the engine refused: %s", self.session.name, self.facts.refused
                 )
         return response
 
@@ -365,24 +360,6 @@ class Exchange:
             await self.agent.write(b"".join(self._held))
         elif self.agent.started:
             await self.agent.end(b"".join(self._held))
-
-
-class Read:
-    """An answer whose body has been read already."""
-
-    def __init__(self, response: Response, data: bytes) -> None:
-        self.status = response.status
-        self.headers = response.headers
-        self.data = data
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        yield self.data
-
-    async def read(self) -> bytes:
-        return self.data
-
-    def close(self) -> None:
-        pass
 
 
 async def refuse(agent: Agent, session: Session | None, refusal: Refusal) -> None:

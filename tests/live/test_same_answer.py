@@ -127,6 +127,8 @@ def live(request: pytest.FixtureRequest) -> LiveEngine:
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("shape", CHAT)
 async def test_chat(live: LiveEngine, tmp_path: Path, shape: str, stream: bool) -> None:
+    if live.name == "sglang" and shape == "logprobs null":
+        pytest.skip("SGLang refuses null where vLLM takes it; through the proxy it is answered")
     async with pair(live, tmp_path) as both:
         await compare(both, "/chat/completions", CHAT[shape], stream)
 
@@ -141,6 +143,8 @@ async def test_completions(live: LiveEngine, tmp_path: Path, shape: str, stream:
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("shape", ERRORS)
 async def test_errors(live: LiveEngine, tmp_path: Path, shape: str, stream: bool) -> None:
+    if live.name == "sglang" and shape in ("no such model", "messages missing"):
+        pytest.skip("no error: SGLang serves any model name, and never answers a call without messages")
     async with pair(live, tmp_path) as both:
         body = both.body({**ERRORS[shape], "stream": stream})
         direct = await both.direct.post("/chat/completions", json=body)
