@@ -27,8 +27,8 @@ from sandbox.scaffold import write_task
 from sandbox.task import find_tasks, load_task
 
 ENV_HELP = (
-    f"NAME=VALUE for the agent; NAME alone takes it from here. {BASE_URL} and {API_KEY} say where the engine is and stay "
-    f"outside the sandbox; {CAPTURE}=1 captures token ids and logprobs."
+    f"NAME=VALUE for the agent; NAME alone takes it from here. {BASE_URL} and {API_KEY} say where the engine is and "
+    f"stay outside the sandbox; {CAPTURE}=1 captures token ids and logprobs."
 )
 tasks_app = typer.Typer(help="Check a task folder, or make one.", no_args_is_help=True)
 agents_app = typer.Typer(help="The agents there are, and images with one installed.", no_args_is_help=True)
