@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+#: Where engines, and gateways before them, put ids: these keys, also below these objects.
+SAMPLED_IDS: Final = ("token_ids", "response_token_ids", "completion_token_ids")
+ID_KEYS: Final = frozenset((*SAMPLED_IDS, "prompt_token_ids"))
+NESTED: Final = frozenset(("provider_specific_fields", "raw_output", "message"))
+
 #: Delta fields that arrive in pieces of text.
-_TEXT: Final = ("content", "reasoning", "reasoning_content", "refusal")
-_CHOICE_OWN: Final = frozenset(("index", "delta", "text", "logprobs", "token_ids", "prompt_token_ids", "finish_reason"))
-_BODY_OWN: Final = frozenset(("choices", "usage", "object", "prompt_token_ids", "sglext", "error"))
+_TEXT: Final = frozenset(("content", "reasoning", "reasoning_content", "refusal"))
+_CHOICE_OWN: Final = frozenset(("index", "delta", "text", "logprobs", "finish_reason")) | ID_KEYS
+_BODY_OWN: Final = frozenset(("choices", "usage", "object", "sglext", "error")) | ID_KEYS
 _COMPLETED: Final = {"chat.completion.chunk": "chat.completion"}
 
 
@@ -23,6 +28,11 @@ class Assembler:
         self._object: str | None = None
         self._choices: dict[int, _Choice] = {}
         self._usage: Any = None
+        self._error: Any = None
+
+    def fail(self, chunk: dict[str, Any]) -> None:
+        """An error that came in the stream, nested (vLLM) or flat (SGLang): the body says it beside what had come."""
+        self._error = chunk.get("error") or chunk
 
     def add(self, chunk: dict[str, Any]) -> None:
         """One chunk. What is not of the expected shape is passed over: a relay must survive any engine."""
@@ -37,7 +47,7 @@ class Assembler:
         for position, part in enumerate(choices if isinstance(choices, list) else ()):
             if isinstance(part, dict):
                 index = part.get("index")
-                index = index if isinstance(index, int) else position
+                index = index if type(index) is int else position
                 choice = self._choices.get(index)
                 if choice is None:
                     choice = self._choices[index] = _Choice(index)
@@ -51,7 +61,25 @@ class Assembler:
         body["choices"] = [self._choices[index].completed() for index in sorted(self._choices)]
         if self._usage is not None:
             body["usage"] = self._usage
+        if self._error is not None:
+            body["error"] = self._error
         return body
+
+
+def without_ids(body: dict[str, Any]) -> dict[str, Any]:
+    """A body or a choice without token ids, wherever they stand; nothing of `body` itself is changed."""
+    kept = {name: value for name, value in body.items() if name not in ID_KEYS}
+    for name in NESTED.intersection(kept):
+        if isinstance(kept[name], dict):
+            kept[name] = without_ids(kept[name])
+    ext = kept.get("sglext")
+    if isinstance(ext, dict):
+        kept["sglext"] = {name: value for name, value in ext.items() if name not in ("input_ids", "output_ids")}
+        if not kept["sglext"]:
+            del kept["sglext"]
+    if isinstance(kept.get("choices"), list):
+        kept["choices"] = [without_ids(one) if isinstance(one, dict) else one for one in kept["choices"]]
+    return kept
 
 
 class _Choice:
@@ -90,31 +118,36 @@ class _Choice:
                     if isinstance(fragment, dict):
                         self._tool(fragment)
             elif name == "function_call" and isinstance(value, dict):
-                held = self.message.setdefault("function_call", {"name": "", "arguments": ""})
+                if not isinstance(self.message.get("function_call"), dict):
+                    self.message["function_call"] = {"name": "", "arguments": ""}
                 for field in ("name", "arguments"):
                     if isinstance(value.get(field), str):
-                        held[field] += value[field]
-            elif name in _TEXT:
-                if isinstance(value, str):
-                    self.pieces.setdefault(name, []).append(value)
-            elif value is not None or name not in self.message:
+                        self.message["function_call"][field] += value[field]
+            elif name in _TEXT and isinstance(value, str):
+                self.pieces.setdefault(name, []).append(value)
+            elif isinstance(value, list) and isinstance(self.message.get(name), list):
+                self.message[name] = self.message[name] + value  # parts, such as a hosted API's reasoning details
+            elif value is not None or (name not in self.message and name not in _TEXT):
                 self.message[name] = value
 
     def _tool(self, fragment: dict[str, Any]) -> None:
-        """Opens a call or continues one: by index, else by id; a fragment with neither continues the last."""
-        index, call_id = fragment.get("index"), fragment.get("id")
-        place = next(
-            (n for n, tool in enumerate(self.tools) if isinstance(index, int) and tool["index"] == index), None
-        )
-        if place is None and not isinstance(index, int):
-            if call_id:
-                place = next((n for n, tool in enumerate(self.tools) if tool.get("id") == call_id), None)
-            elif self.tools:
-                place = len(self.tools) - 1
+        """Opens a call or continues one: by index, else by id; a fragment with neither continues the last.
+
+        Some APIs give every call index 0: a new id that brings a name with it opens a call there too. (vLLM before 0.7
+        gave every fragment a new id, but the name to the first alone.)
+        """
+        index = fragment.get("index")
+        index = index if type(index) is int else None
+        call_id = fragment.get("id")
+        place = self._open_call(index, call_id)
+        if place is not None and index is not None and call_id and self.tools[place]["id"] not in (None, call_id):
+            function = fragment.get("function")
+            if isinstance(function, dict) and function.get("name"):
+                place = None
         if place is None:
             place = len(self.tools)
             self.tools.append(
-                {"index": index if isinstance(index, int) else place, "id": None, "type": "function", "function": {}}
+                {"index": place if index is None else index, "id": None, "type": "function", "function": {}}
             )
             self.arguments.append([])
         held = self.tools[place]
@@ -124,6 +157,16 @@ class _Choice:
             elif name not in ("index", "function") and value is not None:
                 held[name] = value
 
+    def _open_call(self, index: int | None, call_id: Any) -> int | None:
+        for place in range(len(self.tools) - 1, -1, -1):
+            tool = self.tools[place]
+            if index is not None:
+                if tool["index"] == index:
+                    return place
+            elif not call_id or tool["id"] == call_id:
+                return place
+        return None
+
     def _function(self, held: dict[str, Any], arguments: list[str], given: dict[str, Any]) -> None:
         for name, value in given.items():
             if name == "arguments":
@@ -132,8 +175,9 @@ class _Choice:
                 elif value is not None:
                     held["arguments"] = value  # a dict where a string belongs: kept as the engine sent it
             elif name == "name" and isinstance(value, str):
-                if held.get("name") != value:  # some engines repeat it in every fragment
-                    held["name"] = held.get("name", "") + value
+                before = held.get("name")
+                if before != value:  # some engines repeat it in every fragment
+                    held["name"] = before + value if isinstance(before, str) else value
             elif value is not None:
                 held[name] = value
 
@@ -143,14 +187,14 @@ class _Choice:
             choice["message"] = self._message()
         else:
             choice["text"] = "".join(self.text)
-        return {**choice, "logprobs": None, "finish_reason": self.finish_reason, **self.extra}
+        return without_ids({**choice, "logprobs": None, "finish_reason": self.finish_reason, **self.extra})
 
     def _message(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": None, **(self.message or {})}
         for name, pieces in self.pieces.items():
             message[name] = "".join(pieces)
         if self.tools:
-            message["content"] = message["content"] or None
+            message["content"] = message["content"] or None  # as vLLM and SGLang answer unstreamed
             message["tool_calls"] = [
                 {
                     **{name: value for name, value in tool.items() if name not in ("index", "function")},
@@ -162,41 +206,64 @@ class _Choice:
 
 
 def stream_of(body: dict[str, Any], *, include_usage: bool = False) -> list[dict[str, Any]]:
-    """The chunks of a stream that says what `body`, a completed answer, says: for an answer that came whole."""
+    """The chunks of a stream that says what `body`, a completed answer, says: for an answer that came whole.
+
+    Token ids and logprobs that are still in it were asked for by the agent, and go along. An error is one chunk.
+    """
+    if "choices" not in body:
+        return [body]
     chat = body.get("object") != "text_completion"
     head: dict[str, Any] = {
         name: body[name] for name in ("id", "created", "model", "system_fingerprint") if name in body
     }
     head["object"] = "chat.completion.chunk" if chat else "text_completion"
-    choices = [one for one in body.get("choices") or [] if isinstance(one, dict)]
-    chunks = [{**head, "choices": [part]} for one in choices for part in (_chat_parts if chat else _text_parts)(one)]
+    choices = body["choices"] if isinstance(body["choices"], list) else []
+    chunks: list[dict[str, Any]] = []
+    for one in choices:
+        if isinstance(one, dict):
+            parts = _chat_parts(one) if chat else _text_parts(one)
+            first = {"prompt_token_ids": body["prompt_token_ids"]} if body.get("prompt_token_ids") is not None else {}
+            chunks += [{**head, "choices": [part], **(first if n == 0 else {})} for n, part in enumerate(parts)]
+    if body.get("sglext"):
+        chunks.append({**head, "choices": [], "sglext": body["sglext"]})
     if include_usage:
         chunks.append({**head, "choices": [], "usage": body.get("usage")})
     return chunks
 
 
+#: Message fields in the order in which engines stream them.
+_STREAMED: Final = ("reasoning_content", "reasoning", "content", "refusal", "tool_calls", "function_call")
+
+
 def _chat_parts(choice: dict[str, Any]) -> list[dict[str, Any]]:
-    message = choice.get("message") if isinstance(choice.get("message"), dict) else {}
-    assert isinstance(message, dict)
-    index, logprobs = choice.get("index", 0), choice.get("logprobs")
-    deltas: list[dict[str, Any]] = [{"role": message.get("role", "assistant"), "content": ""}]
-    deltas += [{name: message[name]} for name in ("reasoning_content", "reasoning") if message.get(name)]
-    deltas += [{name: message[name]} for name in ("content", "refusal") if message.get(name)]
-    tools = message.get("tool_calls")
-    if tools:
-        deltas.append({"tool_calls": [{"index": place, **tool} for place, tool in enumerate(tools)]})
-    if message.get("function_call"):
-        deltas.append({"function_call": message["function_call"]})
+    given = choice.get("message")
+    message: dict[str, Any] = given if isinstance(given, dict) else {}
+    index = choice.get("index", 0)
+    deltas: list[dict[str, Any]] = [{"role": message.get("role") or "assistant", "content": ""}]
+    names = [*_STREAMED, *(name for name in message if name not in ("role", *_STREAMED))]
+    deltas += [{name: _streamed(name, message[name])} for name in names if message.get(name)]
     parts = [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None} for delta in deltas]
     parts.append({"index": index, "delta": {}, "logprobs": None, "finish_reason": choice.get("finish_reason")})
-    parts[1 if len(parts) > 2 else -1]["logprobs"] = logprobs
-    parts[-1].update({name: choice[name] for name in ("stop_reason", "matched_stop") if name in choice})
+    parts[1]["logprobs"] = choice.get("logprobs")
+    parts[1].update(_told(choice, *SAMPLED_IDS))
+    parts[-1].update(_told(choice, "stop_reason", "matched_stop"))
+    parts[0].update(_told(choice, "prompt_token_ids"))
     return parts
+
+
+def _streamed(name: str, value: Any) -> Any:
+    if name != "tool_calls" or not isinstance(value, list):
+        return value
+    return [{"index": place, **tool} for place, tool in enumerate(value) if isinstance(tool, dict)]
 
 
 def _text_parts(choice: dict[str, Any]) -> list[dict[str, Any]]:
     index = choice.get("index", 0)
-    last = {"index": index, "text": "", "logprobs": None, "finish_reason": choice.get("finish_reason")}
-    last.update({name: choice[name] for name in ("stop_reason", "matched_stop") if name in choice})
     text = {"index": index, "text": choice.get("text") or "", "logprobs": choice.get("logprobs"), "finish_reason": None}
-    return [text, last]
+    text.update(_told(choice, *SAMPLED_IDS, "prompt_token_ids"))
+    last = {"index": index, "text": "", "logprobs": None, "finish_reason": choice.get("finish_reason")}
+    return [text, {**last, **_told(choice, "stop_reason", "matched_stop")}]
+
+
+def _told(choice: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: choice[name] for name in names if name in choice}

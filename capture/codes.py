@@ -23,6 +23,11 @@ CODES: Final[dict[str, tuple[str, str]]] = {
         _NOT_REQUESTED,
         "with `echo`, asking for ids would change the text the agent gets, so nobody asked; call without echo",
     ),
+    "echo_logprobs_not_told_apart": (
+        _NOT_RETURNED,
+        "with `echo` there were not as many logprobs as prompt and sampled ids together, so nobody can say whose they "
+        "are; call without echo, or with max_tokens of at least 1",
+    ),
     "invalid_logprobs_request": (
         _NOT_REQUESTED,
         "the agent sent `top_logprobs` without `logprobs`, which engines refuse; send both, or neither",
@@ -31,7 +36,8 @@ CODES: Final[dict[str, tuple[str, str]]] = {
     "server_ignored_return_token_ids": (
         _NOT_RETURNED,
         "the engine answered without the token ids that were asked for: it is older than token ids on this route, or a "
-        "gateway before it drops the field; upgrade it, or point the proxy at the engine itself",
+        "gateway before it drops the field; upgrade it, point the proxy at the engine itself, or, where only streams "
+        "lack them (older SGLang), start the proxy with --buffered",
     ),
     "server_refused_capture_fields": (
         _NOT_RETURNED,
@@ -51,7 +57,7 @@ CODES: Final[dict[str, tuple[str, str]]] = {
     ),
     "several_prompts": (
         _NOT_RETURNED,
-        "the call had several prompts and the engine did not say the ids of each; send one prompt a call",
+        "the call had several prompts: each completion carries the ids of its own; send one prompt a call",
     ),
     "no_choices": (_NOT_RETURNED, "the engine's answer held no choice; look at its log"),
     "choices_missing": (_NOT_RETURNED, "the engine's answer held fewer choices than `n` asked for; look at its log"),
@@ -87,6 +93,10 @@ CODES: Final[dict[str, tuple[str, str]]] = {
         _NOT_RETURNED,
         "a logprob was minus infinity, sent as -9999: the sampler chose a token the recorded distribution excludes; "
         "serve with raw logprobs, or without the cut that excludes it",
+    ),
+    "logprob_not_finite": (
+        _NOT_RETURNED,
+        "a logprob was NaN or infinite: the model's logits were broken at that token; look at its weights and dtype",
     ),
     "ids_malformed": (
         _NOT_RETURNED,

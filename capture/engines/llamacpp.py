@@ -7,13 +7,14 @@ call is not complete, and says so.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from capture.codes import why
-from capture.engines.base import CHAT, Ask, Engine, Question, Reader, Wants
+from capture.engines.base import CHAT, Ask, Engine, Hide, Question, Reader, Wants
 from capture.engines.vllm import chat_logprobs
-from capture.record import Ids, Unavailable
+from capture.record import Ids
 
 
 class LlamaCpp(Engine):
@@ -47,16 +48,27 @@ class LlamaCpp(Engine):
         return _Reader(self, wire, body, ask)
 
     def sampled_count(self, reader: Reader) -> int | None:
-        """The usage counts one choice of n; with several it is compared for the first alone."""
+        """The usage counts the first choice of n alone; the others are compared with nothing.
+
+        One that a stop string may have ended may lack its last token (see above), and nothing would say so.
+        """
         told = super().sampled_count(reader)
-        if told is None or len(reader.choices) <= 1:
-            return told
-        others = [one for index, one in reader.choices.items() if index != 0]
-        return told + sum(len(one.entry_ids or one.ids or ()) for one in others)
+        others = [one for index, one in reader.sampled.choices.items() if index != 0]
+        if reader.request.get("stop") and any(one.finish_reason == "stop" for one in others):
+            return None
+        return None if told is None else told + sum(len(one.entry_ids or one.ids or ()) for one in others)
+
+    def ids_lost(self, reader: Reader, sampled: int, told: int) -> str:
+        lost = sampled == told - 1 and bool(reader.request.get("stop"))
+        return "stop_token_not_returned" if lost else super().ids_lost(reader, sampled, told)
+
+    def hidden(self, wire: str, body: dict[str, Any]) -> Hide:
+        hide = super().hidden(wire, body)
+        return hide if wire == CHAT else replace(hide, logprobs=not body.get("logprobs"))  # 0 gives none here
 
     def questions(self, reader: Reader) -> Generator[Question, Any, None] | None:
         """The prompt's ids: `/apply-template` renders the messages, `/tokenize` gives the ids that the server uses."""
-        if reader.prompt is not None or not reader.ask.injected:
+        if reader.sampled.prompt is not None or not reader.ask.requested["token_ids"] or reader.several_prompts:
             return None
         return _prompt_ids(reader)
 
@@ -82,38 +94,37 @@ def _prompt_ids(reader: Reader) -> Generator[Question, Any, None]:
     else:
         text = body.get("prompt")
         if isinstance(text, list):
-            reader.prompt = Ids.from_json(text)
+            reader.sampled.prompt = Ids.from_json(text)
             return
     if not isinstance(text, str):
         reader.ask.unavailable["prompt_token_ids"] = why("prompt_route_missing")
         return
     answer = yield "/tokenize", {"content": text, "add_special": True, "parse_special": True}
     tokens = answer.get("tokens") if isinstance(answer, dict) else None
-    reader.prompt = Ids.from_json(tokens)
-    if reader.prompt is None:
+    reader.sampled.prompt = Ids.from_json(tokens)
+    if reader.sampled.prompt is None:
         reader.ask.unavailable["prompt_token_ids"] = why("prompt_route_missing")
 
 
 class _Reader(Reader):
-    def _check(self, completions: Any, missing: dict[str, Unavailable]) -> None:
-        super()._check(completions, missing)
-        found = missing.get("completion_token_ids")
-        if found is not None and found.code == "count_mismatch_usage":
-            sampled, told = sum(len(one.token_ids or ()) for one in completions), self.engine.sampled_count(self)
-            if told is not None and sampled == told - 1 and self.request.get("stop"):
-                missing["completion_token_ids"] = why("stop_token_not_returned", sampled=sampled, told=told)
-
     def _strip(self, body: dict[str, Any]) -> bool:
         """An agent that asked for fewer alternatives than we had to gets its own number."""
         changed = super()._strip(body)
         asked = self.request.get("top_logprobs")
         if not self.hide.logprobs and isinstance(asked, int) and "top_logprobs" in self.ask.injected:
-            for part in body.get("choices") or ():
-                for entry in ((part.get("logprobs") or {}).get("content") or ()) if isinstance(part, dict) else ():
-                    if isinstance(entry, dict) and isinstance(entry.get("top_logprobs"), list):
-                        entry["top_logprobs"] = entry["top_logprobs"][:asked]
-                        changed = True
+            for entry in _entries(body):
+                if isinstance(entry.get("top_logprobs"), list):
+                    entry["top_logprobs"] = entry["top_logprobs"][:asked]
+                    changed = True
         return changed
+
+
+def _entries(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    choices = body.get("choices")
+    for part in choices if isinstance(choices, list) else ():
+        logprobs = part.get("logprobs") if isinstance(part, dict) else None
+        content = logprobs.get("content") if isinstance(logprobs, dict) else None
+        yield from (entry for entry in content or () if isinstance(entry, dict)) if isinstance(content, list) else ()
 
 
 def _has_media(messages: Any) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from capture.codes import why
-from capture.engines.base import CHAT, Ask, Engine, Reader, Wants
+from capture.engines.base import CHAT, Ask, Engine, Hide, Reader, Wants
 from capture.engines.vllm import chat_logprobs, completion_logprobs, count_usage, ids, unstream
+from capture.record import FIELDS
 
 
 class SGLang(Engine):
@@ -26,8 +28,7 @@ class SGLang(Engine):
             injected += _streamed_ids(ask) if streams else ids(ask)
         elif body.get("echo"):
             # 0.5.23 does not give logprobs with echo.
-            for name in ("prompt_token_ids", "completion_token_ids", "logprobs"):
-                ask.unavailable[name] = why("echo_prompt_logprobs_mixed")
+            ask.unavailable = dict.fromkeys(FIELDS, why("echo_prompt_logprobs_mixed"))
             injected = []
         else:
             injected = completion_logprobs(ask, wants) + ids(ask)
@@ -36,14 +37,32 @@ class SGLang(Engine):
         ask.injected = tuple(injected)
         return ask
 
-    def streamed_ids_lost(self, reader: Reader) -> str:
-        return "ids_lost_stream_aborted" if reader.wire == CHAT else "stream_aborted"
+    def hidden(self, wire: str, body: dict[str, Any]) -> Hide:
+        hide = super().hidden(wire, body)
+        return replace(
+            hide,
+            prompt=hide.prompt and not (body.get("return_prompt_token_ids") or body.get("return_input_ids_in_sglext")),
+            sampled=hide.sampled and not body.get("return_output_ids_in_sglext"),
+        )
+
+    def step_is_ours(self, hide: Hide) -> bool:
+        """SGLang sends the logprobs of a step without text on a chunk of their own (0.5.23, a parser configured)."""
+        return hide.logprobs
 
     def prompt_count(self, reader: Reader) -> int | None:
-        # The Kimi K3 template's count is three lower than its ids (0.5.23): there is nothing to compare with.
-        if "kimi" in str(reader.request.get("model", "")).lower():
-            return None
-        return super().prompt_count(reader)
+        # The Kimi K3 template's count is three lower than its ids (0.5.23); any other difference still is one.
+        told, prompt = super().prompt_count(reader), reader.sampled.prompt_ids()
+        if told is not None and prompt is not None and "kimi" in str(reader.request.get("model")).lower():
+            return len(prompt) if told + 3 == len(prompt) else told
+        return told
+
+    def logprobs_lost(self, reader: Reader, sampled: int, held: int) -> str:
+        # Without a tool or reasoning parser 0.5.23 drops the logprobs of streamed steps that have no text.
+        lost = held < sampled and reader.streamed
+        return "logprobs_incomplete_in_stream" if lost else super().logprobs_lost(reader, sampled, held)
+
+    def ids_lost_by_cut(self, reader: Reader) -> str:
+        return "ids_lost_stream_aborted" if reader.wire == CHAT else "stream_aborted"
 
 
 def _streamed_ids(ask: Ask) -> list[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from capture.codes import why
-from capture.engines.base import CHAT, Ask, Engine, Wants
+from capture.engines.base import CHAT, Ask, Engine, Reader, Wants, flag
+from capture.record import FIELDS
 
 
 class VLLM(Engine):
@@ -26,6 +27,11 @@ class VLLM(Engine):
             injected += count_usage(ask)
         ask.injected = tuple(injected)
         return ask
+
+    def ids_lost(self, reader: Reader, sampled: int, told: int) -> str:
+        # vLLM before #29074 (0.13) drops the ids of streamed chunks that its tool parser swallows.
+        lost = sampled < told and reader.streamed and bool(reader.request.get("tools"))
+        return "streamed_tokens_dropped_by_parser" if lost else super().ids_lost(reader, sampled, told)
 
 
 def unstream(ask: Ask) -> None:
@@ -52,7 +58,7 @@ def chat_logprobs(ask: Ask, wants: Wants, *, at_least: int = 0) -> list[str]:
     `at_least` alternatives are asked for where an engine gives no logprobs without.
     """
     body = ask.body
-    own, asked = body.get("logprobs") is True, body.get("top_logprobs")
+    own, asked = flag(body.get("logprobs")), body.get("top_logprobs")
     if not own and asked:
         # `top_logprobs` without `logprobs` is the agent's own mistake: it keeps the engine's 400.
         ask.unavailable["logprobs"] = why("invalid_logprobs_request")
@@ -69,11 +75,14 @@ def chat_logprobs(ask: Ask, wants: Wants, *, at_least: int = 0) -> list[str]:
 
 
 def _chat(ask: Ask, wants: Wants) -> list[str]:
-    if ask.body.get("use_beam_search"):
-        ask.unavailable["logprobs"] = why("beam_search")
-        return []
-    injected = chat_logprobs(ask, wants)
-    return injected + ids(ask)
+    return [] if _beams(ask) else chat_logprobs(ask, wants) + ids(ask)
+
+
+def _beams(ask: Ask) -> bool:
+    if not ask.body.get("use_beam_search"):
+        return False
+    ask.unavailable = dict.fromkeys(FIELDS, why("beam_search"))
+    return True
 
 
 def ids(ask: Ask) -> list[str]:
@@ -86,24 +95,23 @@ def ids(ask: Ask) -> list[str]:
 
 def _completions(ask: Ask, wants: Wants) -> list[str]:
     body = ask.body
-    if body.get("use_beam_search"):
-        ask.unavailable["logprobs"] = why("beam_search")
+    if _beams(ask):
         return []
     injected = completion_logprobs(ask, wants)
     if body.get("echo") and not body.get("return_token_ids"):
         # return_token_ids takes the prompt out of an echoed text (0.32): asking would change what the agent sees.
-        for name in ("prompt_token_ids", "completion_token_ids", "logprobs"):
-            ask.unavailable[name] = why("echo_prompt_logprobs_mixed")
+        ask.unavailable = dict.fromkeys(FIELDS, why("echo_prompt_logprobs_mixed"))
         return injected
     return injected + ids(ask)
 
 
 def completion_logprobs(ask: Ask, wants: Wants) -> list[str]:
     """`logprobs: 0` gives the sampled token's logprob alone."""
-    ask.requested["logprobs"] = True
-    ask.requested["top_logprobs"] = wants.top_logprobs
     asked = ask.body.get("logprobs")
-    if asked is not None and asked is not False:
+    own = asked is not None and asked is not False
+    ask.requested["logprobs"] = True
+    ask.requested["top_logprobs"] = (int(asked) if isinstance(asked, int) else None) if own else wants.top_logprobs
+    if own:
         return []
     ask.body["logprobs"] = wants.top_logprobs or 0
     return ["logprobs"]

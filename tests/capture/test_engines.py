@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from capture.codes import CODES, why
 from capture.engines import NAMES, detect, engine
 from capture.engines.base import CHAT, COMPLETIONS, Reader, Wants
 from capture.errors import CaptureError
-from capture.record import REASONS, TokenCapture
+from capture.record import FIELDS, REASONS, TokenCapture
 
 PROMPT = [1, 2, 3]
 
@@ -86,11 +87,13 @@ def test_a_complete_answer_is_complete() -> None:
         ({"choice": entries(-0.5, None)}, {"logprobs": "logprob_missing_for_token"}),
         ({"choice": entries(-0.5, "low")}, {"logprobs": "logprob_missing_for_token"}),
         ({"choice": entries(-0.5, True)}, {"logprobs": "logprob_missing_for_token"}),
-        ({"choice": entries(-0.5, float("nan"))}, {"logprobs": "logprob_missing_for_token"}),
+        ({"choice": entries(-0.5, float("nan"))}, {"logprobs": "logprob_not_finite"}),
+        ({"choice": entries(-0.5, float("inf"))}, {"logprobs": "logprob_not_finite"}),
+        ({"choice": entries(-0.5, float("-inf"))}, {"logprobs": "logprob_clamped"}),
         ({"choice": entries(-0.5, -9999.0)}, {"logprobs": "logprob_clamped"}),
         ({"usage": {"prompt_tokens": 3, "completion_tokens": 3}}, {"completion_token_ids": "count_mismatch_usage"}),
         ({"usage": None}, {"completion_token_ids": "usage_not_returned"}),
-        ({"choices": []}, {"completion_token_ids": "choices_missing", "logprobs": "choices_missing"}),
+        ({"choices": []}, {"completion_token_ids": "no_choices", "logprobs": "no_choices"}),
     ],
 )
 def test_what_is_missing_is_named_with_its_reason(changes: Any, wanted: dict[str, str]) -> None:
@@ -126,6 +129,67 @@ def test_an_empty_list_of_ids_is_legal_and_a_missing_one_is_not() -> None:
 def test_ids_are_found_in_every_versions_place(name: str, choice: Any) -> None:
     _, capture, _ = read(answer(choice=choice), name=name)
     assert capture.complete and capture.completions[0].token_ids == [7, 8]
+
+
+def test_a_prompt_in_another_place_than_the_ids_is_found() -> None:
+    """A gateway may move one and not the other."""
+    moved = {"token_ids": [7, 8], "provider_specific_fields": {"prompt_token_ids": PROMPT, "other": 1}}
+    reader, capture, given = read(answer(prompt_token_ids=None, choice=moved))
+    assert capture.complete and capture.prompt_token_ids == PROMPT
+    for body in (given, reader.assembled()):
+        assert body["choices"][0]["provider_specific_fields"] == {"other": 1}
+        assert "7,8" not in json.dumps(body, separators=(",", ":"))
+
+
+def test_ids_sent_twice_in_one_chunk_count_once() -> None:
+    twice = {"token_ids": [7, 8], "provider_specific_fields": {"token_ids": [7, 8]}}
+    assert read(answer(choice=twice))[1].complete
+
+
+@pytest.mark.parametrize("token", ["token_id:x", "token_id:²", "token_id:-1", "token_id:", "token_id:1 "])
+def test_a_token_that_only_looks_like_an_id_is_none(token: str) -> None:
+    logprobs = {"content": [{"token": token, "logprob": -1}, {"token": "token_id:8", "logprob": -1}]}
+    _, capture, _ = read(answer(choice={"token_ids": None, "logprobs": logprobs}))
+    assert codes(capture)["completion_token_ids"] == "server_ignored_return_token_ids"
+
+
+def test_sglext_keeps_what_is_not_ours() -> None:
+    body = answer(prompt_token_ids=None, choice={"token_ids": None})
+    ext = {"input_ids": PROMPT, "output_ids": [[7, 8]], "routed_experts": "AAAA"}
+    _, capture, given = read({**body, "sglext": ext}, name="sglang")
+    assert capture.complete and given["sglext"] == {"routed_experts": "AAAA"}
+
+
+def test_an_agent_of_sglang_gets_the_one_list_it_asked_for() -> None:
+    body = answer(prompt_token_ids=None, choice={"token_ids": None})
+    ext = {"input_ids": PROMPT, "output_ids": [[7, 8]]}
+    _, _, given = read({**body, "sglext": ext}, name="sglang", return_output_ids_in_sglext=True)
+    assert given["sglext"] == {"output_ids": [[7, 8]]}
+
+
+def test_sglang_flushes_logprobs_on_chunks_of_their_own_which_are_the_agents_if_it_asked() -> None:
+    step = {"index": 0, "delta": {"reasoning_content": None}, "finish_reason": None, **entries(-0.5)}
+    end = {"index": 0, "delta": {}, "finish_reason": "stop"}
+    _, seen = streamed([{"choices": [step]}, {"choices": [end]}], name="sglang", logprobs=True)
+    assert len(seen) == 2 and seen[0]["choices"][0]["logprobs"]["content"]
+    _, seen = streamed([{"choices": [step]}, {"choices": [end]}], name="sglang")
+    assert len(seen) == 1
+
+
+def test_vllm_sends_steps_without_text_for_ids_only() -> None:
+    """With logprobs alone vLLM (0.32) leaves such a step out, so an agent that asked for those would not have it."""
+    step = {"index": 0, "delta": {}, "finish_reason": None, "token_ids": [7], **entries(-0.5)}
+    end = {"index": 0, "delta": {}, "finish_reason": "stop", "token_ids": [8], **entries(-0.5)}
+    chunks = [{"choices": [step]}, {"choices": [end]}, {"choices": [], "usage": {"completion_tokens": 2}}]
+    assert len(streamed(chunks, logprobs=True)[1]) == 1
+    assert len(streamed(chunks, return_token_ids=True)[1]) == 2
+
+
+def test_kimis_prompt_count_is_three_low_and_nothing_else_is_forgiven() -> None:
+    for told, complete in ((3, True), (0, True), (2, False), (4, False)):
+        usage = {"prompt_tokens": told, "completion_tokens": 2}
+        assert read(answer(usage=usage), name="sglang", model="moonshotai/Kimi-K3")[1].complete is complete
+    assert not read(answer(usage={"prompt_tokens": 0, "completion_tokens": 2}), name="sglang", model="m")[1].complete
 
 
 def test_sglext_holds_ids_by_choice() -> None:
@@ -215,6 +279,53 @@ def test_several_prompts_carry_their_own_ids() -> None:
     _, capture, _ = read(body, wire=COMPLETIONS, prompt=["a", "b c"])
     assert capture.prompt_token_ids is None
     assert [c.prompt_token_ids for c in capture.completions] == [[1], [2, 3]]
+    assert codes(capture) == {"prompt_token_ids": "several_prompts"}
+
+
+def test_echo_with_no_tokens_asked_for_is_never_complete() -> None:
+    """vLLM (0.32) samples one token for `max_tokens: 0` and sends the prompt's logprobs alone: the last is not its."""
+    logprobs = {"token_logprobs": [None, -1.0, -2.0], "tokens": ["p", "q", "r"]}
+    choice = {"index": 0, "text": "", "token_ids": [9], "prompt_token_ids": PROMPT, "finish_reason": "length",
+              "logprobs": logprobs}  # fmt: skip
+    body = {"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}
+    request = {"prompt": "pqr", "echo": True, "max_tokens": 0, "return_token_ids": True, "logprobs": 0}
+    _, capture, _ = read(body, wire=COMPLETIONS, **request)
+    assert codes(capture) == {"logprobs": "echo_logprobs_not_told_apart"}
+
+
+@pytest.mark.parametrize(
+    ("wire", "request_body", "code"),
+    [
+        (CHAT, {"use_beam_search": True}, "beam_search"),
+        (COMPLETIONS, {"prompt": "a", "use_beam_search": True}, "beam_search"),
+        (COMPLETIONS, {"prompt": "a", "echo": True}, "echo_prompt_logprobs_mixed"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_said_before_the_call(wire: str, request_body: Any, code: str) -> None:
+    ask = engine("vllm").ask(wire, request_body, Wants())
+    assert set(ask.unavailable) == set(FIELDS) and {one.code for one in ask.unavailable.values()} == {code}
+    assert "return_token_ids" not in ask.injected
+
+
+def test_alternatives_without_logprobs_stay_the_agents_own_mistake() -> None:
+    for off in (False, None):
+        ask = engine("vllm").ask(CHAT, {"logprobs": off, "top_logprobs": 3}, Wants())
+        assert ask.body["logprobs"] is off and ask.body["top_logprobs"] == 3
+        assert ask.unavailable["logprobs"].code == "invalid_logprobs_request"
+        assert ask.requested["logprobs"] is False
+
+
+@pytest.mark.parametrize("true", [True, 1, "true", "on"])
+def test_logprobs_asked_for_in_pydantics_ways_are_the_agents(true: Any) -> None:
+    _, capture, given = read(answer(), logprobs=true, top_logprobs=0)
+    assert capture.complete and given["choices"][0]["logprobs"] is not None
+
+
+def test_an_agents_own_alternatives_are_kept_and_recorded() -> None:
+    ask = engine("vllm").ask(CHAT, {"logprobs": True, "top_logprobs": 3}, Wants(top_logprobs=7))
+    assert ask.body["top_logprobs"] == 3 and ask.requested["top_logprobs"] == 3
+    ask = engine("vllm").ask(COMPLETIONS, {"prompt": "a", "logprobs": 2}, Wants(top_logprobs=7))
+    assert ask.body["logprobs"] == 2 and ask.requested["top_logprobs"] == 2
 
 
 @pytest.mark.parametrize(
@@ -286,6 +397,93 @@ def test_a_large_first_chunk_keeps_its_ids_and_loses_them_for_the_agent() -> Non
     capture, seen = streamed([first, end, usage])
     assert capture.complete and capture.prompt_token_ids == ids
     assert seen[0]["prompt_token_ids"] is None and len(seen) == 2
+
+
+def test_a_large_prompt_is_taken_out_within_five_milliseconds() -> None:
+    ids = [number * 7919 % 150_000 for number in range(100_000)]
+    data = json.dumps(
+        {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}], "prompt_token_ids": ids},
+        separators=(",", ":"),
+    ).encode()
+    best = 1.0
+    for _ in range(7):
+        one = engine("vllm")
+        reader = one.reader(CHAT, {"stream": True}, one.ask(CHAT, {"stream": True}, Wants()))
+        began = time.perf_counter()
+        given = reader.event(data)
+        best = min(best, time.perf_counter() - began)
+    assert given is not None and json.loads(given)["prompt_token_ids"] is None
+    assert reader.sampled.prompt == ids
+    assert best < 0.025, "5 ms where the core is free, and here it may not be"
+
+
+def test_errors_in_a_stream_and_in_a_whole_answer_fail_the_call_and_go_to_the_agent() -> None:
+    one = engine("vllm")
+    for error in ({"error": {"message": "boom"}}, {"object": "error", "message": "boom"},
+                  {"choices": [], "error": {"message": "boom"}}):  # fmt: skip
+        data = json.dumps(error).encode()
+        reader = one.reader(CHAT, {"stream": True}, one.ask(CHAT, {"stream": True}, Wants()))
+        reader.event(json.dumps({"choices": [{"index": 0, "delta": {"content": "a"}}]}).encode())
+        assert reader.event(data) is data and reader.error == error
+        assert "boom" in json.dumps(reader.assembled()) and '"a"' in json.dumps(reader.assembled())
+        assert set(codes(reader.capture("truncated", status=200)).values()) == {"stream_error"}
+        whole = one.reader(CHAT, {}, one.ask(CHAT, {}, Wants()))
+        whole.body(data)
+        assert set(codes(whole.capture("ok", status=200)).values()) == {"stream_error"}
+
+
+@pytest.mark.parametrize(("name", "lost"), [("vllm", "stream_aborted"), ("sglang", "ids_lost_stream_aborted")])
+def test_a_stream_that_the_agent_left_keeps_what_had_come(name: str, lost: str) -> None:
+    one = engine(name)
+    reader = one.reader(CHAT, {"stream": True}, one.ask(CHAT, {"stream": True}, Wants()))
+    step = {"index": 0, "delta": {"content": "a"}, **entries(-0.5)}
+    if name == "vllm":
+        step["token_ids"] = [7]
+    reader.event(json.dumps({"choices": [step]}).encode())
+    capture = reader.capture("aborted", status=200)
+    assert capture.completions[0].logprobs == [-0.5]
+    assert codes(capture) == {"completion_token_ids": lost, "logprobs": "stream_aborted", "prompt_token_ids": lost}
+    assert {one.reason for one in capture.unavailable.values()} == {"request_failed"}
+
+
+def test_a_refused_call_has_no_tokens() -> None:
+    one = engine("vllm")
+    reader = one.reader(CHAT, {}, one.ask(CHAT, {}, Wants()))
+    capture = reader.capture("error", status=503)
+    assert set(codes(capture).values()) == {"upstream_http_error"}
+    assert "503" in capture.unavailable["logprobs"].detail
+
+
+def test_another_api_is_asked_nothing_and_loses_nothing() -> None:
+    one = engine("other")
+    body = {"stream": True, "logprobs": True}
+    reader = one.reader(CHAT, body, one.ask(CHAT, body, Wants()))
+    for chunk in ({"choices": [{"index": 0, "delta": {}}]}, {"choices": [], "usage": {"completion_tokens": 1}}):
+        data = json.dumps(chunk).encode()
+        assert reader.event(data) is data
+    capture = reader.capture("ok", status=200)
+    assert {(one.reason, one.code) for one in capture.unavailable.values()} == {
+        ("provider_api_unsupported", "engine_unsupported")
+    }
+
+
+def test_an_event_that_is_no_json_costs_nothing_where_the_counts_agree() -> None:
+    one = engine("vllm")
+    reader = one.reader(CHAT, {"stream": True}, one.ask(CHAT, {"stream": True}, Wants()))
+    end = {"index": 0, "delta": {"content": "a"}, "token_ids": [7], "finish_reason": "stop", **entries(-0.5)}
+    usage = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}
+    assert reader.event(b"ping") == b"ping"
+    for chunk in ({"choices": [end], "prompt_token_ids": PROMPT}, usage):
+        reader.event(json.dumps(chunk).encode())
+    assert reader.capture("ok", status=200).complete
+
+
+def test_json_that_only_python_writes_goes_out_as_it_came() -> None:
+    one = engine("vllm")
+    reader = one.reader(CHAT, {"logprobs": True}, one.ask(CHAT, {"logprobs": True}, Wants()))
+    choice = b'{"index":0,"message":{"content":"\\ud83d"},"logprobs":{"content":[{"logprob":NaN}]},"token_ids":[1]}'
+    data = b'{"choices":[' + choice + b"]}"
+    assert reader.body(data) == data.replace(b"[1]", b"null")
 
 
 def test_unreadable_events_are_passed_on_and_noted() -> None:

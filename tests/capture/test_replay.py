@@ -123,7 +123,9 @@ def test_the_agent_gets_nothing_it_did_not_ask_for(name: str) -> None:
     replay = Replay(name)
     for body in replay.agent:
         assert body.get("prompt_token_ids") is None
-        assert "sglext" not in body
+        # SGLang tells of speculation unasked where n is above 1 (0.5.23): that is the agent's.
+        assert not {"input_ids", "output_ids"} & set(body.get("sglext", {}))
+        assert body.get("sglext") != {}
         if replay.streamed:
             assert body["choices"], "the usage chunk is ours"
         for choice in body["choices"]:

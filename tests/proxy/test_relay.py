@@ -525,12 +525,12 @@ async def test_a_full_disk_costs_the_record_not_the_call(started: Started) -> No
 async def test_a_fault_of_ours_in_reading_an_answer_costs_the_record_not_the_call(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from capture.engines.base import Reader
+    from capture.engines.sampled import Sampled
 
-    def broken(self: Reader, *_: object) -> None:
+    def broken(self: Sampled, *_: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(Reader, "_take", broken)
+    monkeypatch.setattr(Sampled, "take", broken)
     for name, body in (("chat-plain-length-nostream", CHAT), ("chat-plain-length-stream", {**CHAT, "stream": True})):
         _, recorded = transcript(f"vllm/{name}")
         async with FakeEngine(replays(f"vllm/{name}")) as engine, started(engine.url) as bench:

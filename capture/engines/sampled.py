@@ -1,0 +1,239 @@
+"""What an answer says was sampled: ids, logprobs and counts, from every place where a version of an engine puts them.
+
+First hit wins: `choices[].token_ids`, `response_token_ids`, the same under `provider_specific_fields`, `raw_output` and
+`message`, then `sglext.output_ids`, then ids inside the logprob entries (`token_id`, llama.cpp's `id`, and tokens
+spelled `token_id:123`) where every entry has one. An empty list counts, null falls through, nothing is re-tokenized.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from capture.assemble import NESTED, SAMPLED_IDS
+from capture.record import CLAMPED, Completion, Ids, is_logprob
+
+_SPELLED: Final = re.compile(r"token_id:([0-9]{1,18})")
+
+
+class Sampled:
+    """What has come of one answer so far, whole or in chunks.
+
+    `echo`: the logprobs of a completions call begin with the prompt's. `top` alternatives a token are kept.
+    """
+
+    def __init__(self, *, echo: bool = False, top: int | None = None) -> None:
+        self.echo = echo
+        self.top = top
+        self.prompt: Ids | None = None
+        self.usage: dict[str, Any] = {}
+        self.choices: dict[int, Choice] = {}
+        self.finished = 0
+
+    def take(self, body: dict[str, Any]) -> None:
+        """Reads one chunk, or a whole body. What is not of a known shape is passed over, and missed at the end."""
+        usage = body.get("usage")
+        if isinstance(usage, dict):
+            self.usage = usage
+        ext = body.get("sglext")
+        ext = ext if isinstance(ext, dict) else None
+        if self.prompt is None:
+            self.prompt = Ids.from_json(body.get("prompt_token_ids"))
+            if self.prompt is None and ext is not None:
+                self.prompt = Ids.from_json(ext.get("input_ids"))
+            if self.prompt is None and isinstance(more := body.get("provider_specific_fields"), dict):
+                self.prompt = Ids.from_json(more.get("prompt_token_ids"))
+        choices = body.get("choices")
+        if isinstance(choices, list):
+            for position, part in enumerate(choices):
+                if isinstance(part, dict):
+                    index = part.get("index")
+                    self._choice(index if type(index) is int else position).take(part, self)
+        outputs = ext.get("output_ids") if ext is not None else None
+        if isinstance(outputs, list):
+            for index, ids in enumerate(outputs):
+                choice = self._choice(index)
+                if choice.ids is None:
+                    choice.add_ids(ids)
+
+    def _choice(self, index: int) -> Choice:
+        choice = self.choices.get(index)
+        if choice is None:
+            choice = self.choices[index] = Choice()
+        return choice
+
+    def prompt_ids(self) -> Ids | None:
+        """The ids of the one prompt, told at the top or with a choice."""
+        if self.prompt is not None:
+            return self.prompt
+        return next((one.prompt for one in self.choices.values() if one.prompt is not None), None)
+
+    def completions(self, *, several_prompts: bool) -> list[Completion]:
+        """The choices in order of their index; each with its own prompt's ids where there are several prompts."""
+        shared = self.prompt_ids()
+        return [
+            self.choices[index].completion(index, shared, several_prompts=several_prompts)
+            for index in sorted(self.choices)
+        ]
+
+
+class Choice:
+    """What one choice sampled so far. A value that is no logprob keeps its place as None, with `problem` saying why."""
+
+    __slots__ = (
+        "echoed", "entry_ids", "finish_reason", "ids", "logprobs", "malformed", "problem", "prompt", "saw_logprobs",
+        "tokens", "top",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.ids: list[int] | None = None
+        self.entry_ids: list[int] | None = []
+        self.prompt: Ids | None = None
+        self.logprobs: list[Any] = []
+        self.tokens: list[str] = []
+        self.top: list[Any] = []
+        self.echoed: list[dict[str, Any]] | None = None
+        self.saw_logprobs = False
+        self.finish_reason: Any = None
+        self.malformed = False
+        self.problem: str | None = None
+
+    def take(self, part: dict[str, Any], whole: Sampled) -> None:
+        finish = part.get("finish_reason")
+        if finish is not None and self.finish_reason is None:
+            self.finish_reason = finish
+            whole.finished += 1
+        ids: Any = None
+        prompt: Any = None
+        for place in _places(part):
+            if ids is None:
+                for key in SAMPLED_IDS:
+                    ids = place.get(key)
+                    if ids is not None:
+                        break
+            if prompt is None:
+                prompt = place.get("prompt_token_ids")
+        if ids is not None:
+            self.add_ids(ids)
+        if prompt is not None and self.prompt is None:
+            self.prompt = Ids.from_json(prompt)
+        logprobs = part.get("logprobs")
+        if isinstance(logprobs, dict):
+            self._logprobs(logprobs, whole)
+
+    def add_ids(self, ids: Any) -> None:
+        """One bad element voids the list: ids are non-negative ints, and a bool is none."""
+        if not isinstance(ids, list) or not all(type(one) is int and one >= 0 for one in ids):
+            self.malformed = True
+        elif self.ids is None:
+            self.ids = list(ids)
+        else:
+            self.ids += ids
+
+    def _logprobs(self, logprobs: dict[str, Any], whole: Sampled) -> None:
+        content = logprobs.get("content")
+        entries = content if isinstance(content, list) else _legacy(logprobs)
+        if entries is None:
+            return
+        self.saw_logprobs = True
+        if whole.echo:
+            # vLLM (0.32) puts the prompt's before those of the sampled tokens: told apart when all of them are here.
+            self.echoed = self.echoed if self.echoed is not None else []
+            self.echoed += [entry if isinstance(entry, dict) else {} for entry in entries]
+            return
+        for entry in entries:
+            self._entry(entry if isinstance(entry, dict) else {}, whole.top)
+
+    def _entry(self, entry: dict[str, Any], wanted: int | None) -> None:
+        value, token = entry.get("logprob"), entry.get("token")
+        if is_logprob(value):
+            self.logprobs.append(value)
+        else:
+            self.logprobs.append(None)
+            self.problem = self.problem or _no_logprob(value)
+        token = token if isinstance(token, str) else ""
+        if self.entry_ids is not None:
+            told = entry.get("token_id")
+            if told is None:
+                told = entry.get("id")
+            if told is None and (spelled := _SPELLED.fullmatch(token)) is not None:
+                told = int(spelled[1])
+            if type(told) is int and told >= 0:
+                self.entry_ids.append(told)
+            else:
+                self.entry_ids = None
+        self.tokens.append(token)
+        if wanted:
+            top = entry.get("top_logprobs")
+            self.top.append(
+                [
+                    {name: one.get(name) for name in ("token", "logprob")}
+                    for one in top[:wanted]
+                    if isinstance(one, dict)
+                ]
+                if isinstance(top, list)
+                else []
+            )
+
+    def completion(self, index: int, shared: Ids | None, *, several_prompts: bool) -> Completion:
+        if self.echoed is not None:
+            self._settle(self.prompt if several_prompts else shared)
+        ids = self.ids
+        if ids is None and not self.malformed and self.saw_logprobs and self.entry_ids:
+            ids = self.entry_ids
+        return Completion(
+            index=index,
+            token_ids=None if ids is None else Ids.of(ids),
+            tokens=self.tokens if self.saw_logprobs else None,
+            logprobs=self.logprobs if self.saw_logprobs else ([] if ids == [] else None),
+            top_logprobs=self.top or None,
+            prompt_token_ids=self.prompt if several_prompts else None,
+        )
+
+    def _settle(self, prompt: Ids | None) -> None:
+        """Takes the sampled tokens' entries from behind the prompt's, where the numbers say which are which.
+
+        With `max_tokens: 0` vLLM (0.32) samples a token and sends the prompt's logprobs alone: nothing is taken then,
+        all entries stay, and their number says that they do not belong to the ids.
+        """
+        entries, self.echoed = self.echoed or [], None
+        sampled = len(self.ids or ())
+        if prompt is not None and len(entries) == len(prompt) + sampled:
+            entries = entries[len(prompt) :]
+        else:
+            self.problem = "echo_logprobs_not_told_apart"
+        for entry in entries:
+            self._entry(entry, None)
+
+
+def _places(part: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    if NESTED.isdisjoint(part):
+        return (part,)
+    return (part, *(place for name in _NESTED_ORDER if isinstance(place := part.get(name), dict)))
+
+
+_NESTED_ORDER: Final = ("provider_specific_fields", "raw_output", "message")
+
+
+def _legacy(logprobs: dict[str, Any]) -> Iterator[dict[str, Any]] | None:
+    """Entries of the completions route's `{tokens, token_logprobs, top_logprobs}`."""
+    values = logprobs.get("token_logprobs")
+    return _legacy_entries(logprobs, values) if isinstance(values, list) else None
+
+
+def _legacy_entries(logprobs: dict[str, Any], values: list[Any]) -> Iterator[dict[str, Any]]:
+    tokens, top = logprobs.get("tokens"), logprobs.get("top_logprobs")
+    for place, value in enumerate(values):
+        token = tokens[place] if isinstance(tokens, list) and place < len(tokens) else ""
+        entry: dict[str, Any] = {"token": token, "logprob": value}
+        if isinstance(top, list) and place < len(top) and isinstance(top[place], dict):
+            entry["top_logprobs"] = [{"token": name, "logprob": p} for name, p in top[place].items()]
+        yield entry
+
+
+def _no_logprob(value: Any) -> str:
+    """The code for a value that is no logprob. No sentinel stands for one that nobody has."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return "logprob_missing_for_token"
+    return "logprob_clamped" if value <= CLAMPED else "logprob_not_finite"

@@ -1,0 +1,90 @@
+"""llama.cpp: ids in the logprob entries, the prompt from two side routes, and what stop strings and counts hide."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from capture.engines import engine
+from capture.engines.base import CHAT, Wants
+from capture.record import TokenCapture
+
+PROMPT = [1, 2, 3]
+
+
+def codes(capture: TokenCapture) -> dict[str, str]:
+    return {field: reason.code for field, reason in capture.unavailable.items()}
+
+
+def llama(count: int, finish: str = "stop", index: int = 0) -> dict[str, Any]:
+    content = [{"id": 5 + n, "token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []} for n in range(count)]
+    return {"index": index, "message": {"content": "a"}, "finish_reason": finish, "logprobs": {"content": content}}
+
+
+def asked_llama(choices: list[Any], told: int, **request: Any) -> tuple[TokenCapture, list[str], Any]:
+    """A llama.cpp call with its side questions answered: the capture, the routes asked, what the agent gets."""
+    one = engine("llamacpp")
+    body = {"messages": [{"role": "user", "content": "hi"}], **request}
+    reader = one.reader(CHAT, body, one.ask(CHAT, body, Wants()))
+    answers = iter([{"prompt": "<s>hi"}, {"tokens": PROMPT}])
+    asked: list[str] = []
+    questions = one.questions(reader)
+    if questions is not None:
+        try:
+            asked.append(next(questions)[0])
+            while True:
+                asked.append(questions.send(next(answers))[0])
+        except StopIteration:
+            pass
+    usage = {"prompt_tokens": 3, "completion_tokens": told}
+    given = json.loads(reader.body(json.dumps({"choices": choices, "usage": usage}).encode()))
+    return reader.capture("ok", status=200), asked, given
+
+
+@pytest.mark.parametrize("request_body", [{}, {"stream": True}, {"logprobs": True, "top_logprobs": 2}])
+def test_llamacpp_ids_stand_in_the_entries_and_the_prompts_come_from_two_routes(request_body: Any) -> None:
+    capture, asked, _ = asked_llama([llama(3)], 3, **request_body)
+    assert asked == ["/apply-template", "/tokenize"]
+    assert capture.complete and capture.prompt_token_ids == PROMPT
+    assert capture.completions[0].token_ids == [5, 6, 7]
+
+
+def test_llamacpp_counts_one_choice_of_n() -> None:
+    assert asked_llama([llama(3), llama(5, index=1)], 3, n=2)[0].complete
+    assert not asked_llama([llama(2), llama(5, index=1)], 3, n=2)[0].complete
+
+
+def test_llamacpp_loses_the_token_that_completes_a_stop_string_and_it_is_said() -> None:
+    capture, _, _ = asked_llama([llama(3)], 4, stop=["x"])
+    assert codes(capture) == {"completion_token_ids": "stop_token_not_returned"}
+
+
+def test_llamacpp_choices_that_a_stop_string_may_have_cut_cannot_be_checked() -> None:
+    """Its usage counts the first choice alone: that another lacks its last token, nothing would say."""
+    capture, _, _ = asked_llama([llama(3, "length"), llama(2, "stop", index=1)], 3, n=2, stop=["x"])
+    assert codes(capture) == {"completion_token_ids": "usage_not_returned"}
+    assert asked_llama([llama(3, "length"), llama(3, "length", index=1)], 3, n=2, stop=["x"])[0].complete
+
+
+def test_llamacpp_without_its_side_routes_or_with_an_image_says_so() -> None:
+    one = engine("llamacpp")
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
+    for messages, code in (([{"role": "user", "content": "x"}], "prompt_route_missing"), (image, "prompt_has_media")):
+        body = {"messages": messages}
+        reader = one.reader(CHAT, body, one.ask(CHAT, body, Wants()))
+        questions = one.questions(reader)
+        assert questions is not None
+        with pytest.raises(StopIteration):
+            next(questions)
+            questions.send(None)
+        reader.body(json.dumps({"choices": [llama(1)], "usage": {"completion_tokens": 1}}).encode())
+        assert codes(reader.capture("ok", status=200)) == {"prompt_token_ids": code}
+
+
+def test_llamacpp_needs_one_alternative_and_an_agent_that_asked_for_none_gets_none() -> None:
+    choice = llama(1)
+    choice["logprobs"]["content"][0]["top_logprobs"] = [{"token": "a", "logprob": -0.5}]
+    _, _, given = asked_llama([choice], 1, logprobs=True, top_logprobs=0)
+    assert given["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
