@@ -1,0 +1,1 @@
+"""From logs to trainers: coverage, streams, groups with advantages, and rows. Reads files; needs no network."""

@@ -1,0 +1,266 @@
+"""Rollouts in folders: a job, a trials root, one rollout, or what the stand-alone proxy wrote, found and read lazily."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from capture.journal import Call, JournalReader
+from capture.layout import EVALUATION, LOCK, RESULT, SOLVER, RolloutDir
+from train.errors import BadInput, NoSuchPath
+
+Warn = Callable[[str], None]
+
+#: What a rollout's folder holds from early on; a folder with one of these is never searched for further rollouts.
+ROLLOUT_PARTS = frozenset({RESULT, SOLVER, "config.json", "trajectory", "agent", "verifier", "artifacts", "trainer"})
+#: What a job's folder holds. `summary.json` alone proves nothing: BenchFlow copies the last one beside the jobs.
+JOB_PARTS = frozenset({LOCK, EVALUATION})
+#: Folders below the one that was given that are looked into: `jobs/<suite>/<agent>/trial-01/<job>/<rollout>` and more.
+DEPTH = 8
+
+
+def find_rollouts(path: Path, on_warning: Warn | None = None) -> Iterator[Rollout]:
+    """Every rollout at or below `path`, in the order of their paths; nothing is held, however many there are.
+
+    `path` is a job folder, a folder of trials or of jobs, one rollout, its `result.json`, or a journal. A rollout
+    without `result.json` (it is still running, or the proxy stood alone) comes with `finished` False and no reward.
+    Reviewers' rollouts and whatever lies inside a rollout are passed by, as BenchFlow does. What cannot be read goes to
+    `on_warning`, once a file, and is left out. Raises `NoSuchPath`.
+    """
+    warn = on_warning or (lambda _: None)
+    if path.is_file():
+        yield _from_file(path, warn)
+        return
+    if not path.is_dir():
+        raise NoSuchPath(f"No such path: {path}")
+    yield from _walk(path, path, warn, DEPTH)
+
+
+def _from_file(path: Path, warn: Warn) -> Rollout:
+    if path.name == RESULT:
+        rollout = read_rollout(path.parent, path.parent, warn)
+        if rollout is None:
+            raise BadInput(f"{path} is not a readable JSON object")
+        return rollout
+    if path.suffix != ".jsonl":
+        raise BadInput(f"{path} is no rollout; give a job folder, a rollout's folder, or a journal (.jsonl)")
+    folder = path.parent.parent if path.parent.name == "trajectory" else path.parent
+    return Rollout(
+        path=folder, rollout_path=path.name, name=folder.resolve().name, job=folder.resolve().parent.name, journal=path,
+        warn=warn,
+    )  # fmt: skip
+
+
+def _walk(folder: Path, root: Path, warn: Warn, depth: int) -> Iterator[Rollout]:
+    names, links = _children(folder, warn)
+    if is_rollout(names):
+        rollout = read_rollout(folder, root, warn) if RESULT in names else _unfinished(folder, root, warn)
+        if rollout is not None:
+            yield rollout
+        return
+    for link in links:
+        warn(f"passing by {link}: it is a link to a folder; give that folder itself")
+    if depth == 0:
+        return
+    for name, is_folder in names.items():
+        if is_folder:
+            yield from _walk(folder / name, root, warn, depth - 1)
+
+
+def _children(folder: Path, warn: Warn) -> tuple[dict[str, bool], list[Path]]:
+    """Names in a folder, sorted, each with whether it is a folder; and links to folders, which may be loops."""
+    names: dict[str, bool] = {}
+    links: list[Path] = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in sorted(entries, key=lambda one: one.name):
+                if entry.is_symlink() and entry.is_dir():
+                    links.append(folder / entry.name)
+                    continue
+                names[entry.name] = entry.is_dir()
+    except OSError as error:
+        warn(f"skipping {folder}: {error.strerror}")
+    return names, links
+
+
+def is_rollout(names: dict[str, bool]) -> bool:
+    """Whether a folder with these children (name -> is a folder) is a rollout's, finished or not."""
+    if JOB_PARTS & names.keys():
+        return False
+    return any(name in names for name in ROLLOUT_PARTS)
+
+
+def _unfinished(folder: Path, root: Path, warn: Warn) -> Rollout | None:
+    journal = RolloutDir(folder).journal
+    if not journal.is_file():
+        return None
+    resolved = folder.resolve()
+    return Rollout(
+        path=folder, rollout_path=relative(folder, root), name=resolved.name, job=resolved.parent.name,
+        journal=journal, task=_task_of(resolved.name), warn=warn,
+    )  # fmt: skip
+
+
+def read_rollout(folder: Path, root: Path, warn: Warn) -> Rollout | None:
+    """The finished rollout in `folder`; None for a reviewer's, and for one that cannot be read, which is told."""
+    files = RolloutDir(folder)
+    result = read_result(files.result)
+    if result is None:
+        warn(f"skipping {files.result}: not a readable JSON object")
+        return None
+    if result.get("purpose") == "reviewer":
+        return None
+    resolved = folder if folder.is_absolute() else folder.resolve()
+    where = relative(folder, root)
+    reward, why = reward_of(result)
+    if why is not None:
+        warn(f"{files.result}: {why}; the rollout counts as unscored")
+    usage = result.get("usage_tracking")
+    return Rollout(
+        path=folder,
+        rollout_path=where,
+        name=_text(result.get("rollout_name")) or resolved.name,
+        job=resolved.parent.name,
+        finished=True,
+        task=_text(result.get("task_name")) or _task_of(resolved.name),
+        agent=_text(result.get("agent")),
+        model=_text(result.get("model")),
+        task_digest=_text(result.get("task_digest")),
+        reward=reward,
+        outcome=outcome_of(result, reward),
+        error=_text(result.get("error")),
+        error_category=_text(result.get("error_category")),
+        verifier_error=_text(result.get("verifier_error")),
+        verifier_error_category=_text(result.get("verifier_error_category")),
+        started_at=_text(result.get("started_at")),
+        finished_at=_text(result.get("finished_at")),
+        retry_of=_text(result.get("retry_of")),
+        says_retry_of="retry_of" in result,
+        endpoint_kind=_text(usage.get("endpoint_kind")) if isinstance(usage, dict) else None,
+        journal=files.journal if files.journal.is_file() else None,
+        warn=warn,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One rollout: what its `result.json` says, in few words, and where its calls are.
+
+    `rollout_path` is relative to the folder that was given. `reward` is None where the rollout was not scored, never 0
+    for that. `outcome` is `passed`, `failed`, `errored`, `verifier_errored`, or `unfinished` without a `result.json`.
+    The whole of `result.json` is read again when `result` is asked for, so that 100,000 rollouts can be held.
+    """
+
+    path: Path
+    rollout_path: str
+    name: str
+    job: str
+    journal: Path | None
+    finished: bool = False
+    task: str | None = None
+    agent: str | None = None
+    model: str | None = None
+    task_digest: str | None = None
+    reward: float | None = None
+    outcome: str = "unfinished"
+    error: str | None = None
+    error_category: str | None = None
+    verifier_error: str | None = None
+    verifier_error_category: str | None = None
+    started_at: str | None = None
+    finished_at: str | None = None
+    #: The attempt that this one stands in for, where the runner says so.
+    retry_of: str | None = None
+    says_retry_of: bool = False
+    #: `usage_tracking.endpoint_kind`: `sandbox` when calls went through the proxy, `agent_native` when elsewhere.
+    endpoint_kind: str | None = None
+    warn: Warn = field(default=lambda _: None, repr=False, compare=False)
+
+    @property
+    def scored(self) -> bool:
+        return self.reward is not None
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """All of `result.json`, read now; empty for a rollout without one."""
+        return (read_result(RolloutDir(self.path).result) or {}) if self.finished else {}
+
+    def calls(self) -> Iterator[Call]:
+        """The calls in file order, one in memory at a time. Lines that are no call go to `on_warning`.
+
+        Raises `capture.errors.JournalError` when the journal is there and cannot be read.
+        """
+        if self.journal is None:
+            return
+        reader = JournalReader(self.journal)
+        yield from reader
+        for problem in reader.problems:
+            self.warn(f"{self.journal}: {problem.what}")
+
+
+def read_result(path: Path) -> dict[str, Any] | None:
+    """A JSON object from a file, None when it is none. NaN, which Python writes and JSON has not, is read."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        try:
+            value = json.loads(data)
+        except (ValueError, RecursionError):
+            return None
+    return value if isinstance(value, dict) else None
+
+
+def reward_of(result: dict[str, Any]) -> tuple[float | None, str | None]:
+    """`rewards.reward`, and a sentence where something stands there that is no reward: a bool, NaN, a text.
+
+    With a `scoring` block (BenchFlow's rubric review) the reward counts only when scoring is complete.
+    """
+    rewards = result.get("rewards")
+    value = rewards.get("reward") if isinstance(rewards, dict) else None
+    if value is None:
+        return None, None
+    scoring = result.get("scoring")
+    if isinstance(scoring, dict) and scoring.get("status") != "complete":
+        return None, None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None, f"the reward is {json.dumps(value)}, not a number"
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        return None, f"the reward is {number}, not a finite number"
+    return number, None
+
+
+def outcome_of(result: dict[str, Any], reward: float | None) -> str:
+    """BenchFlow's `classify_score_outcome`: a reward decides even where there was an error."""
+    if reward is not None:
+        scoring = result.get("scoring")
+        verdict = scoring.get("passed") if isinstance(scoring, dict) else None
+        return "passed" if (verdict if isinstance(verdict, bool) else reward == 1.0) else "failed"
+    return "verifier_errored" if result.get("verifier_error") and not result.get("error") else "errored"
+
+
+def relative(folder: Path, root: Path) -> str:
+    """The path below the folder that was given, with `/`; the folder's own name when it is that folder."""
+    return folder.resolve().name if folder == root else folder.relative_to(root).as_posix()
+
+
+def _task_of(name: str) -> str | None:
+    return name.rpartition("__")[0] or None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
