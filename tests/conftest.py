@@ -12,6 +12,8 @@ import pytest
 from sandbox.engine import EmbeddedEngine
 
 HERE = Path(__file__).parent
+#: Task folders that the sandbox tests run agents on; their tests run inside a container.
+collect_ignore_glob = ["sandbox/tasks/*", "tasks/*"]
 
 
 @pytest.fixture(scope="session")
