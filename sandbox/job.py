@@ -18,6 +18,7 @@ from sandbox.errors import INFRASTRUCTURE, JobError, SandboxError, Stopped, Task
 from sandbox.house import DockerHouse, House
 from sandbox.jobfiles import Job, evaluation_json, open_job
 from sandbox.progress import Progress
+from sandbox.provider import refuse_leak
 from sandbox.results import outcome
 from sandbox.rollout import Plan, Rollout, Watch
 from sandbox.task import Task
@@ -61,7 +62,7 @@ def run_job(
 ) -> Outcome:
     """Runs every task in every trial and writes the job folders. `stop`, set from outside, ends it early and cleanly.
 
-    Raises `JobError` before anything ran; what goes wrong later is in the results.
+    Raises `JobError` or `TaskError` before anything ran; what goes wrong later is in the results.
     """
     stop = stop or threading.Event()
     check_tasks(plan, tasks)
@@ -92,6 +93,9 @@ def job_folders(job: str, options: Options) -> list[JobDir]:
 def check_tasks(plan: Plan, tasks: Sequence[Task]) -> None:
     if not tasks:
         raise JobError("there is no task to run")
+    for env in (plan.agent_env, *(task.sandbox.env for task in tasks)):
+        if plan.provider is not None:
+            refuse_leak(plan.provider, env)
     if plan.agent.name == "oracle":
         for task in tasks:
             if not (task.oracle_dir / "solve.sh").is_file():

@@ -18,9 +18,9 @@ from proxy import OpenSession, ProxyError, ProxyThread
 from sandbox import hardening
 from sandbox.agents import Agent, Model, Scene
 from sandbox.box import Box, plain_files, run
-from sandbox.errors import AgentError, DockerError, RolloutError, Stopped, VerifierError
+from sandbox.errors import AgentError, DockerError, RolloutError, SandboxError, Stopped, VerifierError
 from sandbox.house import House
-from sandbox.provider import Provider, refuse_leak
+from sandbox.provider import Provider
 from sandbox.results import config_json, result_json, write_rollout_files
 from sandbox.task import Task
 from sandbox.trajectory import Trajectory
@@ -98,6 +98,14 @@ class Rollout:
             self.in_sandbox(prompt)
         except RolloutError as error:
             self.error = self.error or error
+        except CaptureError as error:
+            self.error = self.error or RolloutError(str(error), "infra_failure")
+        except SandboxError:
+            raise
+        except Exception as error:  # a fault of ours ends this rollout, not the job
+            self.error = RolloutError(
+                f"this should not have happened ({type(error).__name__}: {error}); please report it"
+            )
         finally:
             self.seal()
             self.trajectory.save(now=True)
@@ -145,8 +153,6 @@ class Rollout:
         agent, name = self.plan.agent, self.dir.name
         model = self.open_session()
         env = {**self.plan.agent_env, **(model.env() if model else {})}
-        if self.plan.provider:
-            refuse_leak(self.plan.provider, env)
         scene = Scene(
             box, self.task, prepared, prompt, model, env, self.trajectory, self.dir.agent, self.plan.budget(self.task),
             on_begin=lambda: self.watch.phase(name, "agent"),

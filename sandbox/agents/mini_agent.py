@@ -1,7 +1,8 @@
 """mini: a coding agent in one file. Reads a task on standard input, works on it with three tools, says what it does.
 
 Needs Python 3.8 and nothing else. Its model is BENCHFLOW_PROVIDER_MODEL at BENCHFLOW_PROVIDER_BASE_URL, chat
-completions. Standard output is one JSON event a line. Exit codes: 0 done, 3 the model gave no answer.
+completions; MINI_SYSTEM, MINI_STEPS and MINI_MAX_TOKENS change what their names say. Standard output is one JSON event
+a line. Exit codes: 0 done, 3 the model gave no answer.
 """
 
 # ruff: noqa: PTH103, PTH120, PTH123, S310, T201 - one file without the rest of this package, for Pythons we do not choose
@@ -22,9 +23,15 @@ STEPS = int(os.environ.get("MINI_STEPS", "30"))
 COMMAND_SECONDS = 120
 OUTPUT_CHARACTERS = 8000
 
-SYSTEM = """You act by calling tools. Example: to write hello to /tmp/a.txt you answer <tool_call>
+SYSTEM = (
+    os.environ.get("MINI_SYSTEM")
+    or """You are a coding agent in a Linux sandbox. You act by calling tools.
+Example: to write hello to /tmp/a.txt you answer
+<tool_call>
 {"name": "write", "arguments": {"path": "/tmp/a.txt", "content": "hello"}}
-</tool_call>"""
+</tool_call>
+When the task is done, say so in one sentence and call no tool."""
+)
 
 
 def tool(name: str, description: str, **parameters: str) -> dict[str, Any]:

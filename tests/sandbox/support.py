@@ -1,0 +1,105 @@
+"""What the sandbox tests share: tasks made on the spot, an agent that does what a test tells it, and a run of both."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sandbox.agents import Agent, Scene
+from sandbox.box import Box, run
+from sandbox.job import Options, Outcome, run_job
+from sandbox.progress import Progress
+from sandbox.provider import Provider
+from sandbox.rollout import Plan
+from sandbox.task import Task, load_task
+
+#: Passes when answer.txt holds 42; says nothing about how it came there.
+TEST_SH = """#!/bin/bash
+if [ "$(tr -d '[:space:]' < "$PWD/answer.txt" 2>/dev/null)" = "42" ]; then
+  echo 1 > /logs/verifier/reward.txt; else echo 0 > /logs/verifier/reward.txt; fi
+"""
+
+
+def write_files(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def make_task(
+    folder: Path, *, name: str = "job-task", test: str = TEST_SH, sandbox: str = "", agent: str = "",
+    verifier: str = "", **files: str,
+) -> Task:  # fmt: skip
+    """A task in python:3.12-slim whose sections get the given YAML lines."""
+    head = ["---", "sandbox:", "  docker_image: python:3.12-slim" if "docker_image" not in sandbox else ""]
+    head += [f"  {line}" for line in sandbox.splitlines()]
+    for section, lines in (("agent", agent), ("verifier", verifier)):
+        if lines:
+            head += [f"{section}:", *(f"  {line}" for line in lines.splitlines())]
+    text = "\n".join([line for line in head if line] + ["---", "## prompt", "", "Write 42 to answer.txt."]) + "\n"
+    write_files(folder / name, {"task.md": text, "verifier/test.sh": test, **files})
+    return load_task(folder / name)
+
+
+class ShellAgent:
+    """A double: an agent whose whole mind is one shell script, run as the agent's own user."""
+
+    name = "shell"
+    aliases: tuple[str, ...] = ()
+    version = None
+
+    def __init__(self, script: str, *, needs_model: bool = False, user: str | None = None) -> None:
+        self.script, self.needs_model, self.user = script, needs_model, user
+        self.said = ""
+
+    def install(self, box: Box) -> None:
+        pass
+
+    def act(self, scene: Scene) -> str:
+        scene.begin()
+        done = run(
+            scene.box,
+            ["bash", "-c", self.script],
+            user=self.user or scene.prepared.user,
+            env=scene.env,
+            cwd=scene.prepared.workdir,
+            timeout=scene.left(),
+        )
+        self.said = done.output
+        if done.timed_out:
+            raise scene.out_of_time()
+        if done.exit_code != 0:
+            raise scene.died(self.name, done)
+        return "end_turn"
+
+
+class Seen:
+    """One rollout that was run: its result and its folder."""
+
+    def __init__(self, outcome: Outcome, folder: Path, said: str, lines: str) -> None:
+        self.outcome, self.folder, self.said, self.lines = outcome, folder, said, lines
+        self.result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+
+    @property
+    def reward(self) -> float | None:
+        rewards = self.result["rewards"]
+        return None if rewards is None else float(rewards["reward"])
+
+
+def attempt(
+    tmp_path: Path, task: Task, agent: Agent | str, *, provider: Provider | None = None, job: str = "job",
+    options: Callable[[Path], Options] = lambda jobs: Options(jobs_dir=jobs), **plan: Any,
+) -> Seen:  # fmt: skip
+    """Runs one task once in Docker and returns what came of it."""
+    who = ShellAgent(agent) if isinstance(agent, str) else agent
+    out = io.StringIO()
+    outcome = run_job(
+        Plan(job=job, agent=who, provider=provider, **plan), [task], options(tmp_path / "jobs"),
+        Progress(out, live=False),
+    )  # fmt: skip
+    folders = sorted((tmp_path / "jobs" / job).glob("*/result.json"), key=lambda p: p.stat().st_mtime)
+    return Seen(outcome, folders[-1].parent, getattr(who, "said", ""), out.getvalue())
