@@ -58,13 +58,14 @@ class Decoder:
         return found
 
     def flush(self) -> list[Event]:
-        """What is left when the stream is over: an event without its blank line, not complete."""
+        """What is left when the stream is over: an event without its blank line is not complete."""
         left = bytes(self._held)
         self._held.clear()
         self._searched = 0
         if not left.strip(b"\r\n"):
             return []
-        return [self._event(left, left, complete=False)]
+        # A CR that ended the stream may have ended its last event: `feed` had to wait for a LF to follow.
+        return [self._event(left, left.rstrip(b"\r\n"), complete=left.endswith((b"\r\r", b"\n\r")))]
 
     def _split(self, data: bytes | bytearray) -> tuple[list[Event], int]:
         events: list[Event] = []
@@ -85,10 +86,7 @@ class Decoder:
         # A CR that ends the data may be half of a CRLF: it is looked at again with what follows.
         bound = len(data) - 1 if data.endswith(b"\r") else len(data)
         found = _EVENT_END.search(data, search, bound)
-        if found is None:
-            return -1
-        # ...\n\n with CRLF may match a CR whose LF stands just beyond the bound
-        return found.end()
+        return -1 if found is None else found.end()
 
     def _event(self, raw: bytes, block: bytes, *, complete: bool) -> Event:
         if not self._started:

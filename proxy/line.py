@@ -133,7 +133,7 @@ def journal_line(
         "outcome": facts.outcome,
         "retry_of": facts.retry_of,
         "dropped_fields": [],
-        "secrets_seen": secrets_seen(request.body),
+        "secrets_seen": secrets_seen(request.body, answered),
     }
     if not request.is_object:
         metadata["unreadable_body"] = request.raw[:2000].decode("utf-8", "replace")

@@ -59,6 +59,11 @@ def test_a_stream_that_ends_too_early_leaves_an_incomplete_event() -> None:
     assert [(event.data, event.complete) for event in events] == [(b"a", True), (b'{"half', False)]
 
 
+def test_a_stream_of_lone_crs_ends_with_a_whole_event() -> None:
+    events = decode(b"data: a\r\rdata: b\r\r", 1)
+    assert [(event.data, event.complete) for event in events] == [(b"a", True), (b"b", True)]
+
+
 def test_an_event_of_eight_mebibytes_in_small_pieces_is_linear() -> None:
     data = b"data: " + b"1," * (4 << 20) + b"\n\n"
     began = time.perf_counter()

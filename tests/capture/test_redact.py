@@ -1,0 +1,140 @@
+"""Secrets leave what is stored; model text and token fields never change."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from capture.redact import REDACTED, redact, redact_text, redact_url, secrets_seen
+
+#: One made-up secret of each kind, put together here so that no scanner takes this file for a leak.
+SECRETS = {
+    "private_key": "-----BEGIN RSA PRIVATE" + " KEY-----\nMIIB\n-----END RSA PRIVATE" + " KEY-----",
+    "openai_key": "sk-" + "proj-Ab3Ab3Ab3Ab3Ab3",
+    "google_key": "AIza" + "Sy" + "a1" * 15,
+    "aws_key": "AKIA" + "ABCDEFGHIJKLMNOP",
+    "github_token": "ghp_" + "a1" * 15,
+    "slack_token": "xoxb-" + "123456789012-abc",
+    "huggingface_token": "hf_" + "a1" * 15,
+    "provider_key": "gsk_" + "a1" * 15,
+    "jwt": "eyJ" + "hbGciOiJIUzI1NiJ9" + ".eyJ" + "zdWIiOiIxMjM0NTY3ODkwIn0" + ".c2lnbmF0dXJl",
+    "url_credentials": "https://user:pa55@example.org/x",
+}
+
+
+@pytest.mark.parametrize("kind", SECRETS)
+def test_each_kind_is_seen_and_can_be_replaced(kind: str) -> None:
+    text = f"before {SECRETS[kind]}, after"
+    assert secrets_seen({"messages": [{"content": text}]}) == [kind]
+    cleaned = redact_text(text)
+    assert REDACTED in cleaned and secrets_seen(cleaned) == []
+    assert cleaned.startswith("before ") and cleaned.endswith(", after")
+
+
+@pytest.mark.parametrize("kind", SECRETS)
+def test_model_text_is_never_rewritten(kind: str) -> None:
+    secret = SECRETS[kind]
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": json.dumps({"password": secret})}}
+    entry = {"token": secret, "logprob": -1, "bytes": None, "top_logprobs": [{"token": secret, "logprob": -1}]}
+    body = {
+        "messages": [
+            {"role": "system", "content": secret},
+            {"role": "user", "content": [{"type": "text", "text": f"password={secret}"}]},
+            {"role": "assistant", "content": None, "reasoning_content": secret, "tool_calls": [call]},
+        ],
+        "prompt": secret,
+        "stop": [secret],
+        "tools": [{"type": "function", "function": {"name": "f", "description": secret}}],
+        "choices": [
+            {
+                "message": {"content": secret, "reasoning": secret, "tool_calls": [call]},
+                "text": secret,
+                "logprobs": {"content": [entry], "tokens": [secret]},
+            }
+        ],
+    }
+    assert redact(body) is body
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["api_key", "apikey", "x-api-key", "OPENAI_API_KEY", "password", "client_secret", "AWS_SECRET_ACCESS_KEY",
+     "Cookie", "db_password", "session_token", "HF_ACCESS_TOKEN"],
+)  # fmt: skip
+def test_fields_that_hold_a_secret_are_blank(field: str) -> None:
+    assert redact({"metadata": {field: "plain"}}) == {"metadata": {field: REDACTED}}
+    assert redact({field: ["plain", {"a": "plain"}]}) == {field: [REDACTED, {"a": REDACTED}]}
+
+
+@pytest.mark.parametrize("field", ["token", "tokens", "token_ids", "eos_token", "max_tokens", "stop_token", "key"])
+def test_the_fields_own_words_are_no_secrets(field: str) -> None:
+    body = {"extra": {field: "<|im_end|>"}}
+    assert redact(body) is body
+
+
+def test_how_a_key_is_sent_stays() -> None:
+    assert redact({"headers": {"Authorization": "Bearer abc"}}) == {"headers": {"Authorization": f"Bearer {REDACTED}"}}
+
+
+def test_an_error_that_repeats_a_key_does_not_keep_it() -> None:
+    error = {"error": {"message": f"Incorrect API key provided: {SECRETS['openai_key']}.", "code": 401}}
+    assert redact(error) == {"error": {"message": f"Incorrect API key provided: {REDACTED}.", "code": 401}}
+
+
+def test_addresses_lose_user_and_signature_also_in_a_message() -> None:
+    signed = "https://u:p@blobs.example/x.png?sv=1&sig=abc%2Fdef&size=2"
+    clean = f"https://{REDACTED}@blobs.example/x.png?sv=1&sig={REDACTED}&size=2"
+    assert redact_url(signed) == clean
+    assert redact_url("https://ghost@example.org/a") == f"https://{REDACTED}@example.org/a"
+    text = {"type": "text", "text": signed}
+    image = {"type": "image_url", "image_url": {"url": signed, "detail": "low"}}
+    body = {"messages": [{"role": "user", "content": [text, image]}]}
+    (message,) = redact(body)["messages"]
+    assert message["content"] == [text, {"type": "image_url", "image_url": {"url": clean, "detail": "low"}}]
+    assert body["messages"][0]["content"] == [text, image], "what goes on to the engine is another object"
+
+
+def test_the_headers_of_a_tool_server_are_cleaned() -> None:
+    tool = {"type": "mcp", "server_url": "https://a.example", "headers": {"Authorization": "Bearer abc"}}
+    assert redact({"tools": [tool]})["tools"][0]["headers"] == {"Authorization": f"Bearer {REDACTED}"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["task-force-of-the-whole-department", "the sk-learn package", "sk-some-long-kebab-case-name",
+     "disk-Ab3Ab3Ab3Ab3Ab3", "a@b.example", "see https://example.org/@user", "hf_hub_download",
+     "ghp_short", "eyJhbGci"],
+)  # fmt: skip
+def test_ordinary_text_is_no_secret(text: str) -> None:
+    assert secrets_seen(text) == []
+    assert redact_text(text) == text
+
+
+def test_several_secrets_in_one_text_are_all_replaced() -> None:
+    text = " ".join([SECRETS["provider_key"], "xai-" + "b2" * 15, SECRETS["provider_key"], SECRETS["github_token"]])
+    assert redact_text(text) == " ".join([REDACTED] * 4)
+
+
+HOSTILE: list[Any] = [
+    "eyJ-" * 250_000, "sk- " * 250_000, "sk-" * 300_000, "://aaaa:" * 120_000, "-eyJaaaaaaaaaaa." * 60_000,
+    "-----BEGIN PRIVATE" + " KEY-----" * 100_000, "?sig=" * 200_000, "-----BEGIN " * 90_000, "xoxb-" * 200_000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=[text[:12] for text in HOSTILE])
+def test_no_text_takes_more_than_linear_time(text: str) -> None:
+    began = time.perf_counter()
+    secrets_seen(text)
+    redact_text(text)
+    assert time.perf_counter() - began < 3, "a megabyte takes a tenth of a second; a backtracking pattern takes minutes"
+
+
+def test_prompts_of_ids_and_images_cost_nothing() -> None:
+    image = {"image_url": {"url": "data:" + "A" * 5_000_000}}
+    body = {"prompt": list(range(100_000)), "messages": [{"content": [image]}]}
+    began = time.perf_counter()
+    assert secrets_seen(body) == [] and redact(body) is body
+    assert time.perf_counter() - began < 0.05
