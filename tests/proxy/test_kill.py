@@ -18,18 +18,21 @@ import pytest
 from capture.journal import JournalReader
 from tests.proxy.fake_engine import FakeEngine, replays
 
-ROUNDS = int(os.environ.get("KILL_ROUNDS", "4"))
 STREAMS = 32
 BODY: dict[str, Any] = {"model": "my-policy", "messages": [{"role": "user", "content": "x"}], "stream": True}
 
 
 @pytest.mark.timeout(180)
 async def test_no_finished_call_is_lost_to_kill_9(tmp_path: Path) -> None:
-    """32 concurrent streams a round; `KILL_ROUNDS` rounds, all into the same journal (`make live` runs 20)."""
+    await kill(tmp_path, rounds=4)
+
+
+async def kill(tmp_path: Path, rounds: int) -> None:
+    """32 concurrent streams a round, then `kill -9`; all rounds into the same journal (`make live` runs 20)."""
     ended: list[str] = []
     dice = random.Random(7)
     async with FakeEngine(replays("vllm/chat-plain-length-stream", size=300, pause=0.002)) as engine:
-        for number in range(ROUNDS):
+        for number in range(rounds):
             proxy, base_url = start_proxy(engine.url, tmp_path / "captures")
             try:
                 http = httpx.AsyncClient(base_url=base_url, timeout=10, limits=httpx.Limits(max_connections=STREAMS))
@@ -44,11 +47,11 @@ async def test_no_finished_call_is_lost_to_kill_9(tmp_path: Path) -> None:
             await http.aclose()
     reader = JournalReader(tmp_path / "captures/default/trajectory/llm_trajectory.jsonl")
     recorded = {call.request_body["user"]: call for call in reader if call.outcome == "ok"}
-    print(f"{ROUNDS} kills, {len(ended)} ends seen, {len(recorded)} recorded, {len(reader.problems)} torn lines")
-    assert len(ended) > ROUNDS * STREAMS / 4, "the test must see calls end"
+    print(f"{rounds} kills, {len(ended)} ends seen, {len(recorded)} recorded, {len(reader.problems)} torn lines")
+    assert len(ended) > rounds * STREAMS / 4, "the test must see calls end"
     assert [user for user in ended if user not in recorded] == []
     assert all(call.capture is not None and call.capture.complete for call in recorded.values())
-    assert len(reader.problems) <= ROUNDS, "at most the line that was being written when the proxy died"
+    assert len(reader.problems) <= rounds, "at most the line that was being written when the proxy died"
 
 
 def start_proxy(upstream: str, out: Path) -> tuple[subprocess.Popen[str], str]:
