@@ -1,0 +1,5 @@
+"""`python -m train`: the same commands as `bench train`."""
+
+from train.cli import main
+
+main()
