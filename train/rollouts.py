@@ -1,4 +1,4 @@
-"""Rollouts in folders: a job, a trials root, one rollout, or what the stand-alone proxy wrote, found and read lazily."""
+"""Rollouts in folders: a job, a trials root, one rollout, or what the stand-alone proxy wrote. Read lazily."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from train.errors import BadInput, NoSuchPath
 
 Warn = Callable[[str], None]
 
-#: What a rollout's folder holds from early on; a folder with one of these is never searched for further rollouts.
-ROLLOUT_PARTS = frozenset({RESULT, SOLVER, "config.json", "trajectory", "agent", "verifier", "artifacts", "trainer"})
+#: What a rollout's folder holds from early on, and no other; such a folder is never searched for further rollouts.
+ROLLOUT_FILES = frozenset({RESULT, SOLVER, "config.json", "trajectory"})
+#: Folders inside a rollout whose names a folder of jobs may bear too: two of them prove a rollout.
+ROLLOUT_FOLDERS = frozenset({"agent", "verifier", "artifacts", "trainer"})
 #: What a job's folder holds. `summary.json` alone proves nothing: BenchFlow copies the last one beside the jobs.
 JOB_PARTS = frozenset({LOCK, EVALUATION})
 #: Folders below the one that was given that are looked into: `jobs/<suite>/<agent>/trial-01/<job>/<rollout>` and more.
@@ -60,7 +62,7 @@ def _from_file(path: Path, warn: Warn) -> Rollout:
 
 def _walk(folder: Path, root: Path, warn: Warn, depth: int) -> Iterator[Rollout]:
     names, links = _children(folder, warn)
-    if is_rollout(names):
+    if is_rollout(set(names)):
         rollout = read_rollout(folder, root, warn) if RESULT in names else _unfinished(folder, root, warn)
         if rollout is not None:
             yield rollout
@@ -90,11 +92,11 @@ def _children(folder: Path, warn: Warn) -> tuple[dict[str, bool], list[Path]]:
     return names, links
 
 
-def is_rollout(names: dict[str, bool]) -> bool:
-    """Whether a folder with these children (name -> is a folder) is a rollout's, finished or not."""
-    if JOB_PARTS & names.keys():
+def is_rollout(names: set[str]) -> bool:
+    """Whether a folder with these children is a rollout's, finished or not."""
+    if JOB_PARTS & names:
         return False
-    return any(name in names for name in ROLLOUT_PARTS)
+    return bool(ROLLOUT_FILES & names) or len(ROLLOUT_FOLDERS & names) > 1
 
 
 def _unfinished(folder: Path, root: Path, warn: Warn) -> Rollout | None:
@@ -122,6 +124,8 @@ def read_rollout(folder: Path, root: Path, warn: Warn) -> Rollout | None:
     reward, why = reward_of(result)
     if why is not None:
         warn(f"{files.result}: {why}; the rollout counts as unscored")
+    if odd := range_warning(reward):
+        warn(f"{files.result}: {odd}")
     usage = result.get("usage_tracking")
     return Rollout(
         path=folder,
@@ -242,6 +246,13 @@ def reward_of(result: dict[str, Any]) -> tuple[float | None, str | None]:
     if not math.isfinite(number):
         return None, f"the reward is {number}, not a finite number"
     return number, None
+
+
+def range_warning(reward: float | None) -> str | None:
+    """Verifiers write rewards from 0 to 1; another one is kept as it is, and told."""
+    if reward is None or 0.0 <= reward <= 1.0:
+        return None
+    return f"the reward {reward:g} is outside of 0 to 1, the range of a verifier; it is kept as it is"
 
 
 def outcome_of(result: dict[str, Any], reward: float | None) -> str:
