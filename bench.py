@@ -13,18 +13,8 @@ from proxy.cli import register as register_proxy
 from proxy.errors import ProxyError
 from sandbox.cli import register as register_sandbox
 from sandbox.errors import SandboxError
-
-try:  # until train/ stands
-    from train.cli import register as register_train  # type: ignore[import-not-found,unused-ignore]
-    from train.errors import TrainError  # type: ignore[import-not-found,unused-ignore]
-except ModuleNotFoundError:
-
-    class TrainError(Exception):  # type: ignore[no-redef]
-        pass
-
-    def register_train(app: typer.Typer) -> None:
-        pass
-
+from train.cli import register as register_train
+from train.errors import TrainError
 
 app = typer.Typer(
     name="bench",
