@@ -109,28 +109,69 @@ class JournalReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.problems: list[Problem] = []
+        self._known = Known()
 
     def __iter__(self) -> Iterator[Call]:
         self.problems = []
+        offset = 0
         try:
             with self.path.open("rb", buffering=1 << 20) as file:
                 for number, raw in enumerate(file):
-                    if not raw.strip():
-                        continue
-                    call = self._call(number, raw)
-                    if call is not None:
-                        yield call
+                    if not raw.isspace():
+                        call = self._call(number, raw, offset)
+                        if call is not None:
+                            yield call
+                    offset += len(raw)
         except OSError as error:
             raise JournalError(f"cannot read the journal {self.path}: {error.strerror}") from error
 
-    def _call(self, number: int, raw: bytes) -> Call | None:
+    def at(self, line: int, offset: int) -> Call:
+        """The call that begins `offset` bytes into the file, again. Raises `JournalError`, `FileFormatError`."""
         try:
-            return Call(number, raw)
+            with self.path.open("rb") as file:
+                file.seek(offset)
+                return Call(line, file.readline(), offset, self._known)
+        except OSError as error:
+            raise JournalError(f"cannot read the journal {self.path}: {error.strerror}") from error
+
+    def _call(self, number: int, raw: bytes, offset: int) -> Call | None:
+        try:
+            return Call(number, raw, offset, self._known)
         except FileFormatError as error:
             torn = not raw.endswith(b"\n")
             what = "the last line was cut off while it was being written" if torn else str(error)
             self.problems.append(Problem(number, f"line {number + 1}: {what}; it is left out"))
             return None
+
+
+class Known:
+    """The last prompts of a journal that were read: where a prompt begins with one of them, only the rest is checked.
+
+    A prompt grows call by call, so almost all of it has been looked at before.
+    """
+
+    KEPT = 4
+
+    def __init__(self) -> None:
+        self._prompts: list[Ids] = []
+
+    def parse(self, array: bytes) -> Ids | None:
+        """`Ids.parse`, at the price of the ids that are new."""
+        for position, before in enumerate(self._prompts):
+            end = len(before.text) + 1
+            if array.startswith(before.text, 1):
+                # The text must go on with a whole id: `1,2` does not begin `1,23`.
+                new = Ids(before.text) if array[end : end + 1] == b"]" and len(array) == end + 1 else None
+                if new is None and array[end : end + 1] == b",":
+                    tail = Ids.parse(b"[" + array[end + 1 :])
+                    new = Ids(array[1:-1]) if tail and len(array) == end + len(tail.text) + 2 else None
+                if new is not None:
+                    self._prompts[position] = new
+                    return new
+        new = Ids.parse(array)
+        if new:
+            self._prompts = [new, *self._prompts[: self.KEPT - 1]]
+        return new
 
 
 class _CompletionLine(msgspec.Struct):
@@ -164,6 +205,10 @@ class _Line(msgspec.Struct):
     metadata: msgspec.Raw = msgspec.Raw(b"null")
 
 
+#: Arrays of prompt ids longer than this (bytes) are cut out before the line is parsed.
+CUT_ABOVE = 2048
+PLACEHOLDER = b'"\\u0000cut"'
+
 _line = msgspec.json.Decoder(_Line)
 _metadata = msgspec.json.Decoder(_MetadataLine)
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -172,14 +217,35 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 class Call:
     """One line of a journal. Its parts are parsed when they are asked for."""
 
-    def __init__(self, line: int, raw: bytes) -> None:
-        """`line` is the 0-based number in the file. Raises `FileFormatError` when `raw` is no JSON object."""
+    def __init__(self, line: int, raw: bytes, offset: int = 0, known: Known | None = None) -> None:
+        """`line` is the 0-based number in the file, `offset` where it begins there, in bytes.
+
+        Raises `FileFormatError` when `raw` is no JSON object.
+        """
         self.line = line
         self.raw = raw
+        self.offset = offset
+        self._known = known or Known()
+        self._prompt: bytes | None = None
         try:
-            self._parts = _line.decode(raw)
+            self._parts = self._decode()
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise FileFormatError(f"not a JSON object ({error})") from error
+
+    def _decode(self) -> _Line:
+        """The line's parts. The prompt's ids, nearly all of a line, are cut out as bytes first and never tokenized as
+        JSON; inside a string their key could not stand like this, its quotes would be escaped.
+        """
+        start = self.raw.find(b'"prompt_token_ids":', max(self.raw.find(b'"token_capture":'), 0))
+        start = self.raw.find(b"[", start, start + 21) if start > 0 else -1
+        end = self.raw.find(b"]", start)
+        if start < 0 or end - start < CUT_ABOVE:
+            return _line.decode(self.raw)
+        parts = _line.decode(b"".join((self.raw[:start], PLACEHOLDER, self.raw[end + 1 :])))
+        if PLACEHOLDER not in bytes(parts.metadata):
+            return _line.decode(self.raw)  # a field of that name stood somewhere else
+        self._prompt = self.raw[start : end + 1]
+        return parts
 
     @cached_property
     def request(self) -> dict[str, Any]:
@@ -252,6 +318,8 @@ class Call:
             found = _metadata.decode(self._parts.metadata).token_capture
         except msgspec.DecodeError:
             # Of another shape than a writer of this schema makes: let the tolerant reader say what is wrong.
+            if self._prompt is not None:
+                return Call._uncut(self).capture
             metadata = _loads(self._parts.metadata)
             value = metadata.get("token_capture") if isinstance(metadata, dict) else None
             return None if value is None else TokenCapture.from_json(value)
@@ -261,11 +329,16 @@ class Call:
             raise RecordError(
                 f"token_capture has schema_version {found.schema_version!r}; this version reads {SCHEMA_VERSION!r}"
             )
+        prompt = bytes(found.prompt_token_ids)
+        if self._prompt is not None and prompt == PLACEHOLDER:
+            prompt = self._prompt
+        elif self._prompt is not None:  # it stood in a choice: the line as it is says where
+            return Call._uncut(self).capture
         return TokenCapture.read(
             wire=found.wire,
             provider=found.provider,
             requested=found.requested,
-            prompt_token_ids=Ids.parse(bytes(found.prompt_token_ids)),
+            prompt_token_ids=self._known.parse(prompt),
             completions=[
                 Completion(
                     index=row.index if isinstance(row.index, int) else position,
@@ -280,6 +353,12 @@ class Call:
             unavailable=found.unavailable,
             digest=found.digest,
         )
+
+    def _uncut(self) -> Call:
+        call = Call.__new__(Call)
+        call.line, call.raw, call.offset, call._known, call._prompt = self.line, self.raw, self.offset, Known(), None
+        call._parts = _line.decode(self.raw)
+        return call
 
 
 def _loads(raw: msgspec.Raw) -> Any:

@@ -43,7 +43,7 @@ class Ids(Sequence[int]):
         """`text` must be what `Ids.of` or `Ids.parse` would have made; use those."""
         self.text = text
         self._list = values
-        self._count = len(values) if values is not None else (text.count(b",") + 1 if text else 0)
+        self._count = len(values) if values is not None else -1
 
     @classmethod
     def of(cls, values: Iterable[int]) -> Ids:
@@ -104,9 +104,24 @@ class Ids(Sequence[int]):
         end = len(other.text)
         return len(self.text) == end or self.text[end : end + 1] == b","
 
-    def after(self, count: int) -> Ids:
-        """The ids from index `count` on."""
-        return Ids.of(self.tolist()[count:])
+    def after(self, before: Ids) -> Ids:
+        """The ids that follow `before`, with which these must begin. Cut as text, nothing is parsed."""
+        return self if not before.text else Ids(self.text[len(before.text) + 1 :])
+
+    def common(self, other: Ids) -> int:
+        """How many ids these and `other` have in common from the first on."""
+        ours, theirs = self.text, other.text
+        low, high = 0, min(len(ours), len(theirs))
+        while low < high:  # halving: each step is one memory comparison
+            middle = (low + high + 1) // 2
+            if ours[low:middle] == theirs[low:middle]:
+                low = middle
+            else:
+                high = middle - 1
+        if not low:
+            return 0
+        whole = all(len(text) == low or text[low : low + 1] == b"," for text in (ours, theirs))
+        return ours.count(b",", 0, low) + (1 if whole and ours[low - 1 : low] != b"," else 0)
 
     def __add__(self, other: Ids) -> Ids:
         if not self.text or not other.text:
@@ -114,7 +129,12 @@ class Ids(Sequence[int]):
         return Ids(self.text + b"," + other.text)
 
     def __len__(self) -> int:
+        if self._count < 0:
+            self._count = self.text.count(b",") + 1 if self.text else 0
         return self._count
+
+    def __bool__(self) -> bool:
+        return bool(self.text)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.tolist())

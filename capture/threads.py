@@ -48,7 +48,9 @@ class Threads:
         placement = self._find(call, prompt)
         self.placements[call] = placement
         for choice, ids in enumerate(sampled):
-            insort(self._candidates, _Candidate(len(prompt) + len(ids), call, choice, prompt, ids))
+            # Every candidate that matters is a beginning of the same prompt, so the longer text has more ids.
+            length = len(prompt.text) + len(ids.text) + (1 if prompt.text and ids.text else 0)
+            insort(self._candidates, _Candidate(length, call, choice, prompt, ids))
         return placement
 
     def _find(self, call: int, prompt: Ids) -> Placement:
@@ -56,7 +58,7 @@ class Threads:
         for candidate in reversed(self._candidates):
             if found and candidate.length < found[0].length:
                 break
-            if candidate.length <= len(prompt) and extends(prompt, candidate.prompt, candidate.sampled):
+            if candidate.length <= len(prompt.text) and extends(prompt, candidate.prompt, candidate.sampled):
                 found.append(candidate)
         if not found:
             return Placement(call)
