@@ -114,7 +114,7 @@ class Tree:
         """Names -> is a folder; None when nothing was added since they were listed."""
         now, changed = time.time(), level.changed
         try:
-            changed = os.stat(path).st_mtime_ns
+            changed = os.stat(path).st_mtime_ns  # noqa: PTH116 - no object a stat
             settled = level.listed - changed / 1e9 > COARSE
             if changed == level.changed and settled and now - level.listed < DISTRUST:
                 return None
@@ -166,6 +166,6 @@ class Tree:
 
 def _finished_at(folder: str) -> int | None:
     try:
-        return os.stat(f"{folder}/{RESULT}").st_mtime_ns
+        return os.stat(f"{folder}/{RESULT}").st_mtime_ns  # noqa: PTH116
     except OSError:
         return None

@@ -119,7 +119,7 @@ class Withheld:
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class MemberLog:
     """What a member's log says about it: `reached` - a model answered at least once; `sequence` - it has a token
     sequence; `unreadable` - a sentence, where the log cannot be read.
     """
@@ -129,10 +129,10 @@ class Tokens:
     unreadable: str | None = None
 
 
-def why_withheld(group: Group, tokens: Sequence[Tokens] = (), ended: str = "the job ended") -> Withheld | None:
-    """Why a group is withheld; None when it goes out whole. `tokens` has one entry a member, in order.
+def why_withheld(group: Group, logs: Sequence[MemberLog] = (), ended: str = "the job ended") -> Withheld | None:
+    """Why a group is withheld; None when it goes out whole. `logs` has one entry a member, in order.
 
-    Without `tokens` only what needs no log is looked at: ask so first, reading logs costs.
+    Without `logs` only what needs no log is looked at: ask so first, reading logs costs.
     """
     members = group.rollouts
     if not group.full:
@@ -149,12 +149,12 @@ def why_withheld(group: Group, tokens: Sequence[Tokens] = (), ended: str = "the 
             f"the members ran {len(digests)} different versions of the task (task_digest "
             f"{', '.join(digest[:19] for digest in digests)}): their rewards do not compare",
         )
-    for member, told in zip(members, tokens, strict=False):
+    for member, told in zip(members, logs, strict=False):
         if told.unreadable is not None:
             return Withheld("unreadable_log", f"{member.rollout_path}: {told.unreadable}")
         if not told.reached:
             return Withheld("no_model_calls", f"{member.rollout_path}'s log has no call that a model answered")
-    without = [member.rollout_path for member, told in zip(members, tokens, strict=False) if not told.sequence]
+    without = [member.rollout_path for member, told in zip(members, logs, strict=False) if not told.sequence]
     if without and len(without) < len(members):
         return Withheld(
             "mixed_sequences",

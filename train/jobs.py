@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections.abc import Iterable, Mapping
@@ -139,48 +140,51 @@ class Attempts:
     """Which rollout of a job stands in for which failed one, as they finish."""
 
     policy: RetryPolicy
-    _number: dict[str, int] = field(default_factory=dict)  # rollout name -> attempt number
-    _open: list[Rollout] = field(default_factory=list)  # failed, a retry is to come, oldest first
+    _failed: dict[str, Rollout] = field(default_factory=dict)  # by folder name: unscored, not replaced so far
+    _awaiting: dict[tuple[str | None, ...], list[Rollout]] = field(default_factory=dict)  # by trial, oldest first
+    _number: dict[str, int] = field(default_factory=dict)  # by folder name; the first attempt is 0
 
     def add(self, rollout: Rollout) -> Rollout | None:
         """Takes a rollout that finished; returns the failed one that it replaces, if it does.
 
         The runner's own word (`retry_of`) decides where it gives one; else the oldest failed rollout of the same task,
-        agent and model that had ended before this one began.
+        agent and model that its policy tries again and that had ended before this one began.
         """
         before = self._replaced(rollout)
+        number = 0
         if before is not None:
-            self._open.remove(before)
-            number = self._number.pop(before.name, 0) + 1
-        elif rollout.retry_of is not None:
-            number = self._number.pop(rollout.retry_of, 0) + 1
-        else:
-            number = 0
-        if self.policy.would_retry(rollout, number):
-            self._number[rollout.name] = number
-            self._open.append(rollout)
+            del self._failed[before.path.name]
+            number = self._number.pop(before.path.name) + 1
+            waiting = self._awaiting.get(_trial(before), [])
+            if before in waiting:
+                waiting.remove(before)
+        if not rollout.scored:
+            self._failed[rollout.path.name] = rollout
+            self._number[rollout.path.name] = number
+            if self.policy.would_retry(rollout, number):
+                self._awaiting.setdefault(_trial(rollout), []).append(rollout)
         return before
 
     def awaits_retry(self, rollout: Rollout) -> bool:
         """Whether a further attempt is to come for this failed rollout, as long as its job goes on."""
-        return rollout in self._open
+        return rollout in self._awaiting.get(_trial(rollout), ())
 
     def _replaced(self, rollout: Rollout) -> Rollout | None:
-        for before in self._open:
-            if rollout.says_retry_of:
-                if rollout.retry_of == before.name:
-                    return before
-            elif _same_trial(before, rollout):
+        if rollout.says_retry_of:
+            return self._failed.get(rollout.retry_of or "")
+        for before in self._awaiting.get(_trial(rollout), ()):
+            if before.finished_at is None or rollout.started_at is None or rollout.started_at >= before.finished_at:
                 return before
         return None
 
 
-def _same_trial(before: Rollout, rollout: Rollout) -> bool:
-    if (before.task, before.agent, before.model) != (rollout.task, rollout.agent, rollout.model):
-        return False
-    if before.finished_at is None or rollout.started_at is None:
-        return True
-    return rollout.started_at >= before.finished_at
+def _trial(rollout: Rollout) -> tuple[str | None, ...]:
+    """What the attempts of one trial share; in BenchFlow's RL groups, `<task>__<group>-rNN-aK`, all but `-aK`."""
+    place = _ATTEMPT.match(rollout.path.name)
+    return (rollout.task, rollout.agent, rollout.model, place[1] if place else None)
+
+
+_ATTEMPT = re.compile(r"(.*-r\d+)-a\d+$")
 
 
 def together(states: Iterable[JobState]) -> JobState:

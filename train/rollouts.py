@@ -130,8 +130,8 @@ def read_rollout(folder: Path, root: Path, warn: Warn) -> Rollout | None:
     return Rollout(
         path=folder,
         rollout_path=where,
-        name=_text(result.get("rollout_name")) or resolved.name,
-        job=resolved.parent.name,
+        name=_text(result.get("rollout_name")) or sendable(resolved.name),
+        job=sendable(resolved.parent.name),
         finished=True,
         task=_text(result.get("task_name")) or _task_of(resolved.name),
         agent=_text(result.get("agent")),
@@ -266,7 +266,7 @@ def outcome_of(result: dict[str, Any], reward: float | None) -> str:
 
 def relative(folder: Path, root: Path) -> str:
     """The path below the folder that was given, with `/`; the folder's own name when it is that folder."""
-    return folder.resolve().name if folder == root else folder.relative_to(root).as_posix()
+    return sendable(folder.resolve().name if folder == root else folder.relative_to(root).as_posix())
 
 
 def _task_of(name: str) -> str | None:
@@ -274,4 +274,9 @@ def _task_of(name: str) -> str | None:
 
 
 def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None
+    return sendable(value) if isinstance(value, str) and value else None
+
+
+def sendable(text: str) -> str:
+    """Text that can be written as UTF-8: half a surrogate pair, as file names and Python's JSON may hold, becomes ?."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
