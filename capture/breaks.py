@@ -305,9 +305,12 @@ def _reasoning_is_the_difference(was: Any, now: Any) -> bool:
 def _in_reply(place: _Place) -> tuple[str, str]:
     if (found := _lost(place.before)) is not None:
         return found
-    if place.decoder is not None and (found := _reply_by_text(place, place.decoder)) is not None:
+    found = _reply_by_text(place, place.decoder) if place.decoder is not None else None
+    if found is not None and found[1] == "certain":
         return found
-    return _reply_by_messages(place)
+    if place.before.counted is not None and place.before.counted > len(place.before.sampled):
+        return "engine_dropped_ids", "likely"  # engines count in ways of their own
+    return found or _reply_by_messages(place)
 
 
 def _lost(before: Told) -> tuple[str, str] | None:
@@ -315,8 +318,6 @@ def _lost(before: Told) -> tuple[str, str] | None:
     if before.outcome in ("aborted", "truncated") or any(code in _CUT for code in before.codes):
         return "cut_reply", "certain"
     if any(code in _DROPPED for code in before.codes):
-        return "engine_dropped_ids", "certain"
-    if before.counted is not None and before.counted > len(before.sampled):
         return "engine_dropped_ids", "certain"
     return None
 

@@ -198,6 +198,14 @@ class _MetadataLine(msgspec.Struct):
     token_capture: _CaptureLine | None = None
 
 
+class _BodyLine(msgspec.Struct):
+    tools: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _RequestLine(msgspec.Struct):
+    body: _BodyLine | None = None
+
+
 class _Line(msgspec.Struct):
     request: msgspec.Raw = msgspec.Raw(b"null")
     response: msgspec.Raw = msgspec.Raw(b"null")
@@ -211,6 +219,7 @@ PLACEHOLDER = b'"\\u0000cut"'
 
 _line = msgspec.json.Decoder(_Line)
 _metadata = msgspec.json.Decoder(_MetadataLine)
+_request = msgspec.json.Decoder(_RequestLine)
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -264,6 +273,16 @@ class Call:
     @property
     def response_body(self) -> dict[str, Any]:
         return _dict(self.response.get("body"))
+
+    @property
+    def offers_tools(self) -> bool:
+        """Whether the request names tools; the rest of it is not parsed."""
+        try:
+            body = _request.decode(self._parts.request).body
+        except msgspec.DecodeError:
+            return False
+        tools = b"" if body is None else bytes(body.tools).strip()
+        return tools.startswith(b"[") and bool(tools.strip(b"[] \t\r\n"))
 
     @property
     def duration_ms(self) -> float | None:

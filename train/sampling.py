@@ -1,0 +1,128 @@
+"""How a call was sampled, and whether that is the plain policy: temperature 1, nothing cut, penalized or constrained.
+
+A trainer takes the recorded logprob as the probability with which the policy chose the token. That holds for plain
+sampling only, so everything else is told, and so are defaults that nobody wrote down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from capture.journal import Call
+
+#: Parameters and the values at which they change nothing. None of them may be unknown for sampling to be plain.
+_MUST_BE_KNOWN: Final[dict[str, tuple[float, ...]]] = {
+    "temperature": (1,),
+    "top_p": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+}
+#: Parameters that are off in every engine unless they are sent.
+_OFF: Final[dict[str, tuple[float, ...]]] = {
+    "typical_p": (1,), "presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,),
+    "repeat_penalty": (1,), "min_tokens": (0,), "mirostat": (0,), "dynatemp_range": (0,), "dry_multiplier": (0,),
+    "xtc_probability": (0,), "top_n_sigma": (0, -1),
+}  # fmt: skip
+_LISTS: Final = ("logit_bias", "bad_words", "allowed_token_ids")
+_GRAMMARS: Final = (
+    "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "regex", "ebnf",
+    "json_schema", "grammar",
+)  # fmt: skip
+#: The fields of a request that are looked at where the proxy that wrote the log kept no list of its own.
+FIELDS: Final = (
+    *_MUST_BE_KNOWN,
+    *_OFF,
+    *_LISTS,
+    *_GRAMMARS,
+    "response_format",
+    "tool_choice",
+    "use_beam_search",
+    "seed",
+)
+
+PLAIN_REQUEST: Final = '{"temperature": 1, "top_p": 1, "top_k": -1, "min_p": 0}'
+
+
+def plain_sampling(call: Call) -> str | None:
+    """None where the call sampled the plain policy; otherwise the sentence for a person who trains with it."""
+    why = not_plain(call)
+    return sentence(why) if why else None
+
+
+def sentence(why: Sequence[str]) -> str:
+    """For a person training with importance ratios; `why` as `not_plain` gives it."""
+    return (
+        f"sampled with {_and(why)}: the tokens were not drawn from the plain policy, so the recorded logprobs are not "
+        "those of the distribution that was sampled, and importance ratios built on them are biased; sample plainly "
+        f"(bench proxy --sampling '{PLAIN_REQUEST}'), or correct for it in the trainer"
+    )
+
+
+def not_plain(call: Call) -> list[str]:
+    """What makes the sampling of a call other than plain, in words; empty where nothing does."""
+    told = sampling_of(call)
+    sent, defaults = told["sent"], told["engine_defaults"] or {}
+    found: list[str] = []
+    unknown: list[str] = []
+    for name, harmless in _MUST_BE_KNOWN.items():
+        value = sent.get(name, defaults.get(name))
+        if value is None:
+            unknown.append(name)
+        elif not _is(value, harmless):
+            found.append(f"{name} {_short(value)}")
+    for name, harmless in _OFF.items():
+        value = sent.get(name, defaults.get(name))
+        if value is not None and not _is(value, harmless):
+            found.append(f"{name} {_short(value)}")
+    found += [name for name in _LISTS if sent.get(name)]
+    found += _grammars(call, sent)
+    if sent.get("use_beam_search"):
+        found.append("beam search")
+    if unknown:
+        found.append(f"the engine's own {_and(unknown)}, which nobody wrote down")
+    return found
+
+
+def sampling_of(call: Call) -> dict[str, Any]:
+    """`{"sent", "session", "engine_defaults"}`: what was sent (the agent's and the session's), the session's alone, and
+    the engine's defaults where they are known. From the request itself where the log's writer kept no such list.
+    """
+    told = call.metadata.get("sampling")
+    told = told if isinstance(told, Mapping) else {}
+    sent = told.get("sent")
+    if not isinstance(sent, Mapping):
+        body = call.metadata.get("chat_request")
+        body = body if isinstance(body, Mapping) else call.request_body
+        sent = {name: body[name] for name in FIELDS if body.get(name) is not None}
+    session, defaults = told.get("session"), told.get("engine_defaults")
+    return {
+        "sent": dict(sent),
+        "session": dict(session) if isinstance(session, Mapping) else {},
+        "engine_defaults": dict(defaults) if isinstance(defaults, Mapping) else None,
+    }
+
+
+def _grammars(call: Call, sent: Mapping[str, Any]) -> list[str]:
+    found = [f"a grammar ({name})" for name in _GRAMMARS if sent.get(name)]
+    wanted = sent.get("response_format")
+    if isinstance(wanted, Mapping) and wanted.get("type") not in (None, "text"):
+        found.append(f"a grammar (response_format {wanted['type']})")
+    choice = sent.get("tool_choice")
+    if isinstance(choice, Mapping) or choice in ("required", "any"):
+        found.append("a tool grammar (tool_choice)")
+    elif call.engine == "llamacpp" and call.offers_tools and choice != "none":
+        found.append("llama.cpp's tool grammar")
+    return found
+
+
+def _is(value: Any, harmless: tuple[float, ...]) -> bool:
+    return isinstance(value, int | float) and any(value == one for one in harmless)
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)[:20]
+
+
+def _and(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

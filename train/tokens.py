@@ -1,0 +1,416 @@
+"""What was captured of one rollout: how complete it is, its token sequences, and where and why they break."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from capture.breaks import Break, Decoder
+from capture.errors import RecordError
+from capture.journal import Call, JournalReader
+from capture.record import Ids, TokenCapture
+from capture.sequences import SIDE_KINDS, TRAINABLE_KINDS, Span, TokenSequence, Turn, merge
+from capture.threads import Placement, Threads
+from train.evidence import find_breaks, retried
+from train.rollouts import Rollout
+from train.sampling import not_plain, sampling_of
+
+CAPTURE_OFF = (
+    "calls went through the gateway without token capture; rerun with --agent-env BENCHFLOW_CAPTURE_TOKEN_LOGPROBS=1"
+)
+NO_LOG = "no llm_trajectory.jsonl in this rollout"
+NOT_MERGED = "a conversation's calls could not be merged into one sequence"
+
+
+@dataclass(slots=True)
+class Heard:
+    """What is kept of a call when its line has passed. Its messages are read again only where something broke."""
+
+    number: int
+    line: int
+    offset: int
+    purpose: str
+    outcome: str
+    status: int
+    tools: bool
+    capture: TokenCapture | None
+    unreadable: str | None
+    sampling: dict[str, Any]
+    not_plain: list[str]
+    policy_version: str | None
+    retry_of: int | None
+    kind: str = "agent"
+
+    @property
+    def complete(self) -> bool:
+        return self.capture is not None and self.capture.complete
+
+    @property
+    def answered(self) -> bool:
+        return self.outcome == "ok" and self.status == 200
+
+    @property
+    def counts(self) -> bool:
+        """Whether the call is the agent's own work: side calls (titles, summaries) do not decide over a rollout."""
+        return self.kind not in SIDE_KINDS
+
+
+@dataclass(slots=True)
+class RolloutTokens:
+    """The tokens of a rollout; `calls` are in the order they began.
+
+    `segments` are all exact sequences, the agent's first; `sequences` the same where the rollout is training-grade, empty
+    otherwise. `segment_notes` has one dict a segment: what a record says of it besides its tokens.
+    """
+
+    calls: list[Heard]
+    segments: list[TokenSequence]
+    segment_notes: list[dict[str, Any]]
+    breaks: list[Break]
+    coverage: dict[str, Any]
+    placements: dict[int, Placement] = field(default_factory=dict)
+
+    @property
+    def status(self) -> str:
+        return str(self.coverage["status"])
+
+    @property
+    def training_grade(self) -> bool:
+        return bool(self.coverage["training_grade"])
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is not training-grade; None where it is."""
+        return self.coverage.get("reason")
+
+    @property
+    def sequences(self) -> list[TokenSequence]:
+        return self.segments if self.training_grade else []
+
+    @property
+    def reached(self) -> bool:
+        """Whether a model answered at least once."""
+        return any(call.answered for call in self.calls)
+
+    @property
+    def captured_calls(self) -> list[dict[str, Any]]:
+        """One dict a captured call, in file order; ids are `Ids`. `index` is the call's line in the journal."""
+        rows = []
+        for call in sorted(self.calls, key=lambda one: one.line):
+            if call.capture is None:
+                continue
+            rows.append(
+                {
+                    "index": call.line,
+                    "call": call.number,
+                    "kind": call.kind,
+                    "provider": call.capture.provider,
+                    "prompt_token_ids": call.capture.prompt_token_ids,
+                    "completions": [
+                        {"index": choice.index, "token_ids": choice.token_ids, "logprobs": choice.logprobs}
+                        for choice in call.capture.completions
+                    ],
+                    "unavailable": {name: why.to_json() for name, why in call.capture.unavailable.items()},
+                    "sampling": call.sampling,
+                    "not_plain": call.not_plain,
+                    "policy_version": call.policy_version,
+                }
+            )
+        return rows
+
+
+def read_tokens(
+    rollout: Rollout, *, decoder: Decoder | None = None, on_call: Callable[[Call], None] | None = None
+) -> RolloutTokens:
+    """Reads a rollout's journal once. `on_call` is given each call as it passes, in file order.
+
+    Raises `JournalError` when the journal cannot be read; single lines that are no call are told to `on_warning` and
+    stand in `coverage["problems"]`.
+    """
+    problems: list[str] = []
+    calls = [_hear(call, on_call) for call in _calls(rollout, problems)]
+    if len({call.number for call in calls}) < len(calls):  # a journal that two proxies wrote: its lines are the order
+        for call in calls:
+            call.number, call.retry_of = call.line, None
+    calls.sort(key=lambda one: one.number)
+    placements = _place(calls)
+    _name_kinds(calls, placements)
+    segments = merge([turn for call in calls if (turn := _turn(call)) is not None], placements) + _several(calls)
+    again = JournalReader(rollout.journal) if rollout.journal is not None else None
+    forgiven = retried(calls, again)
+    breaks, dropped = find_breaks(calls, placements, forgiven, again, decoder)
+    coverage = _coverage(rollout, calls, placements, segments, breaks, forgiven, problems)
+    notes = [_note(number, one, breaks, dropped) for number, one in enumerate(segments)]
+    return RolloutTokens(calls, segments, notes, breaks, coverage, placements)
+
+
+def _calls(rollout: Rollout, problems: list[str]) -> Iterator[Call]:
+    """`Rollout.calls`, with what it warns of kept too."""
+    if rollout.journal is None:
+        return
+    reader = JournalReader(rollout.journal)
+    yield from reader
+    for problem in reader.problems:
+        problems.append(problem.what)
+        rollout.warn(f"{rollout.journal}: {problem.what}")
+
+
+def _hear(call: Call, on_call: Callable[[Call], None] | None) -> Heard:
+    if on_call is not None:
+        on_call(call)
+    capture, unreadable = None, None
+    try:
+        capture = call.capture
+    except RecordError as error:
+        unreadable = str(error)
+    version, retry_of = call.metadata.get("policy_version"), call.metadata.get("retry_of")
+    return Heard(
+        number=call.number,
+        line=call.line,
+        offset=call.offset,
+        purpose=call.purpose,
+        outcome=call.outcome,
+        status=call.status_code,
+        tools=call.offers_tools,
+        capture=capture,
+        unreadable=unreadable,
+        sampling=sampling_of(call),
+        not_plain=not_plain(call),
+        policy_version=None if version is None else str(version),
+        retry_of=retry_of if isinstance(retry_of, int) else None,
+    )
+
+
+def _turn(call: Heard) -> Turn | None:
+    if not call.complete or call.capture is None or call.capture.prompt_token_ids is None:
+        return None
+    prompt = call.capture.prompt_token_ids
+    return Turn(call.number, call.line, prompt, call.capture.completions, call.kind, call.policy_version)
+
+
+def _place(calls: Sequence[Heard]) -> dict[int, Placement]:
+    threads = Threads()
+    for call in calls:
+        if (turn := _turn(call)) is not None:
+            threads.place(turn.call, turn.prompt, [choice.token_ids or Ids(b"") for choice in turn.choices])
+    return threads.placements
+
+
+def _several(calls: Sequence[Heard]) -> list[TokenSequence]:
+    """A completions call of several prompts: each is a sequence of its own."""
+    made: list[TokenSequence] = []
+    for call in calls:
+        if not call.complete or call.capture is None or call.capture.prompt_token_ids is not None:
+            continue
+        for choice in call.capture.completions:
+            if choice.prompt_token_ids is None or choice.token_ids is None or choice.logprobs is None:
+                continue
+            made.append(
+                TokenSequence(
+                    thread=len(made),
+                    kind=call.kind,
+                    calls=(call.number,),
+                    lines=(call.line,),
+                    prompt_ids=choice.prompt_token_ids,
+                    completion_ids=choice.token_ids,
+                    spans=(Span(call.number, call.line, 0, len(choice.token_ids)),),
+                    logprobs=tuple(float(value) for value in choice.logprobs),
+                    policy_versions=() if call.policy_version is None else (call.policy_version,),
+                )
+            )
+    return made
+
+
+def _name_kinds(calls: Sequence[Heard], placements: dict[int, Placement]) -> None:
+    """A call's kind: what its writer called it; one without tools beside others with them is a helper; what continues
+    a call is of its kind; where no call offers tools the rollout is a chat (BenchFlow's words).
+    """
+    by_number = {call.number: call for call in calls}
+    any_tools = any(call.tools for call in calls)
+    for call in calls:
+        placement = placements.get(call.number)
+        if call.purpose != "agent":
+            call.kind = call.purpose
+        elif placement is not None and placement.parent is not None:
+            call.kind = by_number[placement.parent].kind
+        elif not any_tools:
+            call.kind = "chat"
+        else:
+            call.kind = "agent" if call.tools else "helper"
+
+
+def _coverage(
+    rollout: Rollout,
+    calls: Sequence[Heard],
+    placements: dict[int, Placement],
+    segments: Sequence[TokenSequence],
+    breaks: Sequence[Break],
+    forgiven: set[int],
+    problems: Sequence[str],
+) -> dict[str, Any]:
+    """BenchFlow's summary, and beside it what else is known."""
+    counted = [call for call in calls if call.counts and call.number not in forgiven]
+    captured = [call for call in calls if call.capture is not None]
+    complete = [call for call in counted if call.complete]
+    lines = {call.number: call.line for call in calls}
+    extending = [call for call in complete if (at := placements.get(call.number)) is not None and _extends(at)]
+    ambiguous = [call for call in complete if call.number in placements and placements[call.number].ambiguous]
+    summary: dict[str, Any] = {
+        "status": _status(calls),
+        "training_grade": False,
+        "path": ",".join(sorted({call.capture.provider for call in captured if call.capture and call.capture.provider}))
+        or None,
+        "calls": len(counted),
+        "captured_calls": sum(call.capture is not None for call in counted),
+        "complete_calls": len(complete),
+        "side_calls": sum(not call.counts for call in calls),
+        "failed_attempts": {
+            "retried": len(forgiven),
+            "unretried": sum(not call.answered and call.number not in forgiven for call in calls),
+        },
+        "unavailable": _unavailable(counted),
+        "prefix": {
+            "pairs": len(extending) + len(breaks),
+            "extends_previous_call": len(extending),
+            "breaks": [lines[one.call] for one in breaks],
+        },
+        "threads": [
+            {"thread": number, "kind": one.kind, "calls": list(one.lines)} for number, one in enumerate(segments)
+        ],
+        "ambiguous": [
+            {"call": call.line, "continues": [lines[one] for one in placements[call.number].ambiguous]}
+            for call in ambiguous
+        ],
+        "breaks": [one.to_json() for one in breaks],
+        "segments": len(segments),
+        "sampled_tokens": sum(one.sampled for one in segments if one.kind in TRAINABLE_KINDS),
+        "sampling": _sampling(calls),
+        "problems": list(problems),
+    }
+    reason = _reason(rollout, calls, counted, complete, breaks, ambiguous, problems)
+    summary["training_grade"] = reason is None
+    if reason is not None:
+        summary["reason"] = reason
+    return summary
+
+
+def _extends(placement: Placement) -> bool:
+    return placement.parent is not None or bool(placement.ambiguous)
+
+
+def _status(calls: Sequence[Heard]) -> str:
+    if not calls:
+        return "no_gateway_capture"
+    off = all(call.capture is None or _was_off(call.capture) for call in calls)
+    return "capture_off" if off and not any(call.unreadable for call in calls) else "captured"
+
+
+def _was_off(capture: TokenCapture) -> bool:
+    return bool(capture.unavailable) and all(why.code == "capture_off" for why in capture.unavailable.values())
+
+
+def _unavailable(calls: Sequence[Heard]) -> dict[str, int]:
+    """`field:reason` (BenchFlow) -> in how many calls."""
+    found: Counter[str] = Counter()
+    for call in calls:
+        if call.capture is None:
+            found["token_capture:unreadable" if call.unreadable else "token_capture:not_requested"] += 1
+            continue
+        for name, why in call.capture.unavailable.items():
+            reason = "length_mismatch" if why.code == "count_mismatch_ids_logprobs" else why.reason
+            found[f"{name}:{reason}"] += 1
+    return dict(sorted(found.items()))
+
+
+def _reason(
+    rollout: Rollout,
+    calls: Sequence[Heard],
+    counted: Sequence[Heard],
+    complete: Sequence[Heard],
+    breaks: Sequence[Break],
+    ambiguous: Sequence[Heard],
+    problems: Sequence[str],
+) -> str | None:
+    status = _status(calls)
+    if status == "no_gateway_capture":
+        if problems:
+            return f"its log holds no call that can be read ({problems[0]})"
+        if rollout.endpoint_kind == "agent_native":
+            return (
+                "the agent's model calls did not go through BenchFlow's gateway "
+                f"(usage_tracking.endpoint_kind={rollout.endpoint_kind})"
+            )
+        return NO_LOG if rollout.journal is None else "its llm_trajectory.jsonl holds no model call"
+    if status == "capture_off":
+        return CAPTURE_OFF
+    if problems:
+        return f"its log is not whole: {problems[0]}"
+    if (lost := rollout.result.get("export_error")) is not None:
+        return f"its log is not whole: {lost}"
+    if not counted:
+        return "none of its calls is the agent's own"
+    if len(complete) < len(counted):
+        missing = next(call for call in counted if not call.complete)
+        return f"{len(counted) - len(complete)} of {len(counted)} calls are not complete: {_why_incomplete(missing)}"
+    if breaks:
+        return NOT_MERGED
+    if ambiguous:
+        one = ambiguous[0]
+        return f"call {one.number} continues several calls equally well; which one is not guessed"
+    return None
+
+
+def _why_incomplete(call: Heard) -> str:
+    if call.unreadable is not None:
+        return f"call {call.number}: {call.unreadable}"
+    if call.capture is None:
+        return f"call {call.number} has no token capture"
+    why = next(iter(call.capture.unavailable.values()), None)
+    return f"call {call.number}: " + ("it has no choice" if why is None else why.detail or why.code)
+
+
+def _sampling(calls: Sequence[Heard]) -> list[dict[str, Any]]:
+    """One entry for each way the agent's calls were sampled: which calls, the parameters, what is not plain."""
+    found: list[dict[str, Any]] = []
+    for call in calls:
+        if not call.counts:
+            continue
+        same = next((one for one in found if one["parameters"] == call.sampling), None)
+        if same is None:
+            plain = not call.not_plain
+            found.append(
+                {"calls": [call.line], "parameters": call.sampling, "plain": plain, "not_plain": call.not_plain}
+            )
+        else:
+            same["calls"].append(call.line)
+    return found
+
+
+def _note(number: int, one: TokenSequence, breaks: Sequence[Break], dropped: dict[int, int]) -> dict[str, Any]:
+    """What BenchFlow's token-segments.v1 says of a segment besides its tokens. Calls are lines of the journal."""
+    trainable = one.kind in TRAINABLE_KINDS
+    return {
+        "segment": number,
+        "thread": one.thread,
+        "kind": one.kind,
+        "trainable": trainable,
+        "excluded": None if trainable else f"kind:{one.kind}",
+        "calls": list(one.lines),
+        "start": _start(one.calls[0], breaks, dropped),
+        "call_spans": [{"call": span.line, "offset": span.offset, "length": span.length} for span in one.spans],
+        "sampled_tokens": one.sampled,
+        "policy_versions": list(one.policy_versions),
+        "digest": one.digest(),
+    }
+
+
+def _start(call: int, breaks: Sequence[Break], dropped: dict[int, int]) -> dict[str, Any] | None:
+    """Why a segment begins where it does; None for one that begins a conversation."""
+    found = next((one for one in breaks if one.call == call), None)
+    if call in dropped:
+        return {"reason": "after_dropped_call", "call": dropped[call]}
+    if found is not None:
+        return {"reason": found.start_reason, "call": found.before}
+    return None
