@@ -28,6 +28,8 @@ class Chat:
     messages: list[Message]
     tools: list[dict[str, Any]]
     replies: list[Reply]
+    #: What the agent set for the chat template (`enable_thinking`, ...): a trainer must render with the same.
+    template_kwargs: dict[str, Any] | None = None
 
 
 class NotChat(Exception):
@@ -54,7 +56,8 @@ def chat_of(call: Call) -> Chat:
         raise NotChat("no_messages")
     if not messages:
         raise NotChat("no_messages")
-    return Chat(messages, tools, replies_of(answer))
+    kwargs = body.get("chat_template_kwargs")
+    return Chat(messages, tools, replies_of(answer), kwargs if isinstance(kwargs, dict) and kwargs else None)
 
 
 def replies_of(answer: dict[str, Any]) -> list[Reply]:

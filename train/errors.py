@@ -1,13 +1,16 @@
-"""What can go wrong between logs and trainers. Each error's text is one sentence that says what happened and what to do.
+"""What can go wrong between logs and trainers. An error's text is one sentence: what happened and what to do.
 
 TrainError                exit code 2
 ├── NoSuchPath            a path that was given is not there
 ├── BadInput              an option or a file cannot be used as it is
+├── NothingWritten        exit code 1: rows were asked for and none were written, or not as many as expected
 ├── JobStopped            exit code 1: the job was stopped, or its process died, before it finished
 └── StreamTimeout         exit code 3: the job did not finish within the time that was given
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class TrainError(Exception):
@@ -22,6 +25,16 @@ class NoSuchPath(TrainError):
 
 class BadInput(TrainError):
     """An option or a file cannot be used as it is."""
+
+
+class NothingWritten(TrainError):
+    """Rows were asked for and no file was written; `told` says by reason what was left out."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, told: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.told = tuple(told)
 
 
 class JobStopped(TrainError):

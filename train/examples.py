@@ -1,0 +1,283 @@
+"""Which calls of a rollout become rows: every exchange, one a rollout or branch, or one an exact segment of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from capture.journal import Call
+from capture.redact import redact_text, secrets_seen
+from capture.sequences import TRAINABLE_KINDS, Span, TokenSequence
+from train.chat import Message, NotChat, chat_of, fingerprint, plain, replies_of
+from train.formats import Exchange, Format, Origin, Tokens
+from train.reasons import Tally
+from train.rollouts import Rollout
+from train.sampling import not_plain, sentence
+from train.tokens import Heard, RolloutTokens, read_tokens
+
+ROW_MODES = ("rollout", "exchange", "segment")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which examples are wanted, and in what state."""
+
+    form: Format
+    row_mode: str = "rollout"
+    redact: bool = False
+    plain_sampling: bool = False
+
+
+def exchanges(rollout: Rollout, origin: Origin, wanted: Wanted, tally: Tally) -> Iterator[Exchange]:
+    """The conversations of a rollout that become rows, in the order their calls began within the file."""
+    if wanted.row_mode == "exchange":
+        lines: set[int] | None = None
+    elif wanted.row_mode == "segment":
+        tokens = read_tokens(rollout)
+        lines = {segment.lines[-1] for segment in tokens.segments if segment.kind in TRAINABLE_KINDS}
+        if not lines:
+            tally.leave_out("no_capture" if tokens.status != "captured" else "not_training_grade")
+            return
+    elif wanted.form.trains == "all":
+        lines = _branches(rollout, tally)
+    else:
+        last = _last(rollout)
+        lines = set() if last is None else {last}
+    followed: Callable[[Call], int] = _Followed(rollout)
+    for call in usable(rollout, tally):
+        if lines is not None and call.line not in lines:
+            continue
+        if wanted.plain_sampling and not_plain(call):
+            tally.leave_out("not_plain_sampling")
+            continue
+        try:
+            example = exchange_of(call, origin, followed(call), tally)
+        except NotChat as error:
+            tally.leave_out(str(error))
+            continue
+        yield redacted(example) if wanted.redact else example
+
+
+def usable(rollout: Rollout, tally: Tally) -> Iterator[Call]:
+    """The agent's own calls that were answered to their end; the others are counted."""
+    for call in rollout.calls():
+        tally.exchanges_seen += 1
+        if call.status_code != 200 or call.outcome == "error":
+            tally.leave_out("provider_error")
+        elif call.outcome != "ok":
+            tally.leave_out("interrupted")
+        elif call.purpose not in TRAINABLE_KINDS:
+            tally.leave_out("helper_call")
+        else:
+            yield call
+
+
+def exchange_of(call: Call, origin: Origin, choice: int, tally: Tally) -> Exchange:
+    """One call as plain chat, with the reply that is its choice number `choice`. Raises `NotChat`."""
+    chat = chat_of(call)
+    if choice >= len(chat.replies):
+        raise NotChat("no_assistant")
+    prompt, answer = plain(chat.messages), plain([chat.replies[choice].message])
+    reply = answer.messages[0] | {"role": "assistant"}
+    if not reply["content"].strip() and not reply.get("tool_calls"):
+        raise NotChat("no_assistant")
+    if answer.reasoning:
+        tally.note(
+            "{n} row(s) end in a reply whose reasoning is left out: message rows hold none; trl-sft-ids trains "
+            "what was sampled"
+        )
+    usage = call.response_body.get("usage")
+    return Exchange(
+        origin=origin,
+        line=call.line,
+        purpose=call.purpose,
+        messages=prompt.messages,
+        reply=reply,
+        tools=chat.tools,
+        usage=usage if isinstance(usage, dict) else None,
+        sampling=call.metadata.get("sampling"),
+        finish_reason=chat.replies[choice].finish_reason,
+        template_kwargs=chat.template_kwargs,
+    )
+
+
+def redacted(example: Exchange) -> Exchange:
+    """The example with whatever looks like a secret replaced in its texts, its tools and its tool calls."""
+    return replace(
+        example,
+        messages=_redact(example.messages),
+        reply=_redact(example.reply),
+        tools=_redact(example.tools),
+    )
+
+
+def _redact(value: Any) -> Any:
+    if isinstance(value, str):
+        return redact_text(value)
+    if isinstance(value, dict):
+        return {name: _redact(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_redact(item) for item in value]
+    return value
+
+
+def _last(rollout: Rollout) -> int | None:
+    """The line of the agent's last call that has a reply; by the order the calls began."""
+    found: tuple[int, int] | None = None
+    for call in usable(rollout, Tally()):
+        if (found is None or call.number > found[0]) and replies_of(call.response_body):
+            found = (call.number, call.line)
+    return None if found is None else found[1]
+
+
+def _branches(rollout: Rollout, tally: Tally) -> set[int]:
+    """Lines of the calls whose reply no later call takes up: each ends a branch of the conversation.
+
+    Told from the messages, not the tokens: these rows are rendered again, so a reply that came back in other tokens is
+    still the same turn. What two branches share is trained in both, and told.
+    """
+    taken_up: set[int] = set()
+    ends: list[tuple[int, int, int, list[int]]] = []  # (number, line, replies in the prompt, keys of its replies)
+    turns: set[int] = set()
+    for call in usable(rollout, Tally()):
+        try:
+            chat = chat_of(call)
+            messages = plain(chat.messages).messages
+            replies = [fingerprint(plain([reply.message]).messages[0]) for reply in chat.replies]
+        except NotChat:
+            ends.append((call.number, call.line, 0, [hash(("alone", call.line))]))  # told when it is converted
+            continue
+        key, earlier = 0, 0
+        for message in messages:
+            key = hash((key, fingerprint(message)))
+            taken_up.add(key)
+            if message["role"] == "assistant":
+                earlier += 1
+                turns.add(key)
+        keys = [hash((key, reply)) for reply in replies]
+        turns.update(keys[:1])
+        ends.append((call.number, call.line, earlier, keys))
+    leaves: dict[int, tuple[int, int]] = {}  # key of the first reply -> (line, turns)
+    for _, line, earlier, keys in sorted(ends):
+        if keys and not any(key in taken_up for key in keys) and keys[0] not in leaves:
+            leaves[keys[0]] = (line, earlier + 1)
+        elif keys and keys[0] in leaves:
+            tally.leave_out("repeated")
+    twice = sum(number for _, number in leaves.values()) - len(turns)
+    if len(leaves) > 1 and twice > 0:
+        tally.note(
+            "{n} reply(s) stand in more than one branch and are trained in each: this trainer has no mask for them; "
+            "trl-sft-ids trains each once",
+            twice,
+        )
+    return {line for line, _ in leaves.values()}
+
+
+class _Followed:
+    """Which choice of a call the agent went on with; the first where it took up none."""
+
+    def __init__(self, rollout: Rollout) -> None:
+        self._rollout = rollout
+        self._taken_up: set[int] | None = None
+
+    def __call__(self, call: Call) -> int:
+        replies = replies_of(call.response_body)
+        if len(replies) < 2:
+            return 0
+        key = 0
+        for message in plain(chat_of(call).messages).messages:
+            key = hash((key, fingerprint(message)))
+        taken_up = self._prompts()
+        for position, reply in enumerate(replies):
+            if hash((key, fingerprint(plain([reply.message]).messages[0]))) in taken_up:
+                return position
+        return 0
+
+    def _prompts(self) -> set[int]:
+        if self._taken_up is None:
+            self._taken_up = set()
+            for call in usable(self._rollout, Tally()):
+                key = 0
+                try:
+                    messages: Iterable[Message] = plain(chat_of(call).messages).messages
+                except NotChat:
+                    continue
+                for message in messages:
+                    key = hash((key, fingerprint(message)))
+                    self._taken_up.add(key)
+        return self._taken_up
+
+
+def token_examples(rollout: Rollout, origin: Origin, wanted: Wanted, tally: Tally) -> Iterator[Tokens]:
+    """The exact token sequences of a rollout that become rows."""
+    secret: set[int] = set()
+
+    def look(call: Call) -> None:
+        texts = call.metadata.get("secrets_seen") or secrets_seen([call.request_body, call.response_body])
+        if texts:
+            secret.add(call.line)
+
+    tokens = read_tokens(rollout, on_call=look if wanted.redact else None)
+    heard = {call.line: call for call in tokens.calls}
+    tally.exchanges_seen += len(heard)
+    sampled: list[str] = []
+    for segment, sequence in enumerate(_sequences(tokens, wanted, tally)):
+        told = [heard[line] for line in sequence.lines]
+        odd = next((call.not_plain for call in told if call.not_plain), None)
+        if not sequence.sampled:
+            tally.leave_out("nothing_sampled")
+        elif odd and wanted.plain_sampling:
+            tally.leave_out("not_plain_sampling")
+        elif secret.intersection(sequence.lines):
+            tally.leave_out("secret_in_ids")
+        else:
+            sampled = sampled or odd or []
+            yield Tokens(origin, sequence, segment, [call.sampling for call in told])
+    if sampled and wanted.form.tells_sampling:
+        tally.note(f"{origin.rollout_dir}: {sentence(sampled)}")
+
+
+def _sequences(tokens: RolloutTokens, wanted: Wanted, tally: Tally) -> list[TokenSequence]:
+    if tokens.status != "captured":
+        tally.leave_out("no_capture")
+        return []
+    if wanted.row_mode == "exchange":
+        return [one for call in tokens.calls if (one := _one_call(call, tokens, tally)) is not None]
+    if wanted.row_mode == "rollout" and not tokens.training_grade:
+        tally.leave_out("not_training_grade")
+        return []
+    kept = [one for one in tokens.segments if one.kind in TRAINABLE_KINDS]
+    tally.leave_out("side_sequence", len(tokens.segments) - len(kept))
+    if wanted.row_mode == "rollout" and wanted.form.one_row_a_rollout and len(kept) > 1:
+        tally.leave_out("branched")
+        return []
+    return kept
+
+
+def _one_call(call: Heard, tokens: RolloutTokens, tally: Tally) -> TokenSequence | None:
+    """A call as a sequence of its own: its prompt, and the choice that the agent went on with."""
+    if not call.answered:
+        tally.leave_out("provider_error" if call.outcome == "error" else "interrupted")
+        return None
+    if call.kind not in TRAINABLE_KINDS:
+        tally.leave_out("helper_call")
+        return None
+    capture = call.capture
+    if capture is None or not capture.complete or capture.prompt_token_ids is None:
+        tally.leave_out("not_captured")
+        return None
+    followed = (one.choice for one in tokens.placements.values() if one.parent == call.number and one.choice)
+    choice = capture.completions[next(followed, 0)]
+    assert choice.token_ids is not None and choice.logprobs is not None
+    return TokenSequence(
+        thread=0,
+        kind=call.kind,
+        calls=(call.number,),
+        lines=(call.line,),
+        prompt_ids=capture.prompt_token_ids,
+        completion_ids=choice.token_ids,
+        spans=(Span(call.number, call.line, 0, len(choice.token_ids)),),
+        logprobs=tuple(float(value) for value in choice.logprobs),
+        policy_versions=() if call.policy_version is None else (call.policy_version,),
+    )
