@@ -25,9 +25,10 @@ def names() -> list[str]:
     return sorted(path.name.removesuffix(".json") for path in _HERE.iterdir() if path.name.endswith(".json"))
 
 
-def examples() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Golden lines of a journal, by name."""
-    for path in sorted(_HERE.joinpath("examples").iterdir(), key=lambda one: one.name):
+def examples(of: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Golden lines of a journal, by name; those of a stream with `of="stream"`."""
+    folder = _HERE.joinpath("examples", of) if of else _HERE.joinpath("examples")
+    for path in sorted(folder.iterdir(), key=lambda one: one.name):
         if path.name.endswith(".json"):
             yield path.name.removesuffix(".json"), json.loads(path.read_text(encoding="utf-8"))
 
