@@ -24,7 +24,7 @@ class SGLang(Engine):
             return ask
         streams = body.get("stream") is True and not ask.unstreamed
         if wire == CHAT:
-            injected = chat_logprobs(ask, wants)
+            injected = chat_logprobs(ask, wants, alone_is_refused=False)
             injected += _streamed_ids(ask) if streams else ids(ask)
         elif body.get("echo"):
             # 0.5.23 does not give logprobs with echo.

@@ -52,14 +52,15 @@ def count_usage(ask: Ask) -> list[str]:
     return ["stream_options"]
 
 
-def chat_logprobs(ask: Ask, wants: Wants, *, at_least: int = 0) -> list[str]:
+def chat_logprobs(ask: Ask, wants: Wants, *, at_least: int = 0, alone_is_refused: bool = True) -> list[str]:
     """Asks for one logprob a sampled token, and for the alternatives that are wanted; what the agent asked for stays.
 
-    `at_least` alternatives are asked for where an engine gives no logprobs without.
+    `at_least` alternatives are asked for where an engine gives no logprobs without. `alone_is_refused`: the engine
+    answers 400 to `top_logprobs` without `logprobs` (vLLM 0.32 and llama.cpp do, SGLang 0.5.23 does not).
     """
     body = ask.body
     own, asked = flag(body.get("logprobs")), body.get("top_logprobs")
-    if not own and asked:
+    if not own and asked and alone_is_refused:
         # `top_logprobs` without `logprobs` is the agent's own mistake: it keeps the engine's 400.
         ask.unavailable["logprobs"] = why("invalid_logprobs_request")
         return []

@@ -346,6 +346,7 @@ def test_an_agents_own_alternatives_are_kept_and_recorded() -> None:
         ("sglang", CHAT, {"stream": True},
          {"logprobs": True, "return_input_ids_in_sglext": True, "return_output_ids_in_sglext": True,
           "stream_options": {"include_usage": True}}),
+        ("sglang", CHAT, {"logprobs": False, "top_logprobs": 2}, {"logprobs": True, "return_token_ids": True}),
         ("sglang", COMPLETIONS, {"prompt": "a"}, {"logprobs": 0, "return_token_ids": True}),
         ("llamacpp", CHAT, {}, {"logprobs": True, "top_logprobs": 1}),
         ("llamacpp", CHAT, {"stream": True}, {"logprobs": True, "top_logprobs": 1, "stream": False}),
