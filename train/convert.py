@@ -242,6 +242,9 @@ def _from_row_file(path: Path, form: Format, options: Options, rows: Rows, tally
     if form.reads == "ids":
         raise BadInput(f"{path} holds no token ids; give the job folder for {form.name}")
     for example in row_file_exchanges(path, options.min_reward, options.include_errored, options.redact, tally):
+        if form.needs_reward and example.origin.reward is None:
+            tally.leave_out("unscored")
+            continue
         try:
             row = form.row(example)
         except LeftOut as error:

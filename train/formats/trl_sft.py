@@ -17,7 +17,7 @@ def row(example: Exchange) -> Row:
     """`prompt` [message], `completion` [one assistant message], `tools` JSON string, then where it comes from."""
     if any(arguments_of(call) is None for call in example.reply.get("tool_calls", ())):
         raise LeftOut("malformed_tool_arguments")
-    made = {
+    made: Row = {
         "prompt": [with_objects(message) for message in example.messages],
         "completion": [with_objects(example.reply)],
         "tools": as_text(example.tools),
