@@ -35,8 +35,11 @@ def parse_group_by(text: str) -> tuple[str, ...]:
 
 
 def group_key(rollout: Rollout, by: Sequence[str] = DEFAULT_BY) -> dict[str, str | None]:
-    """`{"task": .., "agent": .., ...}`; None where the rollout does not say."""
-    return {key: getattr(rollout, key) for key in KEYS if key in by}
+    """`{"task": .., "agent": .., ...}`; None where the rollout does not say.
+
+    Repeats of a run are jobs of their own, also where they bear one name: their `job` here begins with the trial.
+    """
+    return {key: rollout.job_path if key == "job" else getattr(rollout, key) for key in KEYS if key in by}
 
 
 def group_id(key: dict[str, str | None]) -> str:

@@ -192,6 +192,11 @@ class Rollout:
         return self.reward is not None
 
     @property
+    def job_path(self) -> str:
+        """The job's folder relative to the folder given, where that holds several; else the job's name."""
+        return self.rollout_path.rpartition("/")[0] or self.job
+
+    @property
     def result(self) -> dict[str, Any]:
         """All of `result.json`, read now; empty for a rollout without one."""
         return (read_result(RolloutDir(self.path).result) or {}) if self.finished else {}
