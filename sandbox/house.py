@@ -135,7 +135,7 @@ class DockerHouse:
         while not self._closing.wait(DISK_WATCH_SECONDS):
             for box in list(self._live.values()):
                 with contextlib.suppress(RolloutError):
-                    if box.size_mb() > box.limits.storage_mb:
+                    if not box.disk_full and box.size_mb() > box.limits.storage_mb:
                         box.disk_full = True
                         box.kill()
 
