@@ -77,7 +77,7 @@ def test_a_record_has_every_field_of_the_seed(tmp_path: Path) -> None:
     capture = {"calls": 18, "captured_calls": 0, "training_grade": False, "status": "capture_off"}
     assert capture.items() <= row["token_capture"].items()
     assert (row["job"], row["group_complete"], row["replaces"]) == ("2026-11-04__17-52-13", None, None)
-    assert row["group_id"] == "task=wyckoff|agent=pi-acp|model=vllm/my-policy|job=2026-11-04__17-52-13"
+    assert row["group_id"] == "task=wyckoff|agent=pi-acp|model=vllm/my-policy|job=trial-01/2026-11-04__17-52-13"
     assert (row["calls"], row["sequences"], row["segments"]) == ([], [], [])
 
 
