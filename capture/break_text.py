@@ -41,10 +41,13 @@ def thinks(text: str) -> bool:
 
 
 def strip_reasoning(text: str) -> str:
-    """The text without its blocks of reasoning. A template that opens the block in the prompt leaves only its end."""
+    """The text without its blocks of reasoning, a space for each; white space is to be ignored in comparisons.
+
+    Where a template opens the block in the prompt, the text holds only its end.
+    """
     if "</think>" in text and not thinks(text[: text.index("</think>")]):
         text = text.split("</think>", 1)[1]
-    return _THOUGHT.sub("", text)
+    return _THOUGHT.sub(" ", text)
 
 
 def calls_of(message: Message) -> list[tuple[str, str]]:

@@ -341,6 +341,8 @@ def _reply_by_text(place: _Place, decoder: Decoder) -> tuple[str, str] | None:
     if ours_text == their_text:
         # The same words in other tokens. A half character at a cut end is no text at all.
         return ("cut_reply", "likely") if ours_text.endswith("\ufffd") else ("reply_retokenized", "certain")
+    if _same_words(body, theirs, at, decoder):
+        return "reply_retokenized", "certain"
     if (thinks(ours_text) or "</think>" in ours_text) and not thinks(their_text) and "</think>" not in their_text:
         same = strip_reasoning(ours_text).split() == their_text.split()
         return "reasoning_stripped", "certain" if same else "likely"
@@ -362,6 +364,16 @@ def _reply_by_text(place: _Place, decoder: Decoder) -> tuple[str, str] | None:
     ):
         return "engine_dropped_ids", "certain"
     return None
+
+
+def _same_words(ours: Sequence[int], theirs: Sequence[int], at: int, decoder: Decoder) -> bool:
+    """Whether both sides say the same past the first tokens that differ: whatever changed further on, the words here
+    did not.
+    """
+    same = len(decoder.text(ours[:at]))
+    first = max(len(decoder.text(ids[: at + 1])) for ids in (ours, theirs))
+    one, other = decoder.text(ours), decoder.text(theirs)
+    return first > same and len(one) > first and one[same : first + 1] == other[same : first + 1]
 
 
 def _without_stop(sampled: Sequence[int], decoder: Decoder) -> list[int]:

@@ -41,6 +41,8 @@ FIELDS: Final = (
     "seed",
 )
 
+#: Ends the word of a parameter that was not sent and whose default in the engine the log does not say.
+UNKNOWN: Final = " unknown"
 PLAIN_REQUEST: Final = '{"temperature": 1, "top_p": 1, "top_k": -1, "min_p": 0}'
 
 
@@ -52,10 +54,15 @@ def plain_sampling(call: Call) -> str | None:
 
 def sentence(why: Sequence[str]) -> str:
     """For a person training with importance ratios; `why` as `not_plain` gives it."""
+    known = [word for word in why if not word.endswith(UNKNOWN)]
+    unknown = [word.removesuffix(UNKNOWN) for word in why if word.endswith(UNKNOWN)]
+    told = [_and(known)] if known else []
+    if unknown:
+        told.append(f"the engine's own {_and(unknown)} (not sent, and the log does not say them)")
     return (
-        f"sampled with {_and(why)}: the tokens were not drawn from the plain policy, so the recorded logprobs are not "
-        "those of the distribution that was sampled, and importance ratios built on them are biased; sample plainly "
-        f"(bench proxy --sampling '{PLAIN_REQUEST}'), or correct for it in the trainer"
+        f"sampled with {' and with '.join(told)}: the tokens were not drawn from the plain policy, so the recorded "
+        "logprobs are not those of the distribution that was sampled, and importance ratios built on them are biased; "
+        f"sample plainly (bench proxy --sampling '{PLAIN_REQUEST}'), or correct for it in the trainer"
     )
 
 
@@ -79,9 +86,7 @@ def not_plain(call: Call) -> list[str]:
     found += _grammars(call, sent)
     if sent.get("use_beam_search"):
         found.append("beam search")
-    if unknown:
-        found.append(f"the engine's own {_and(unknown)}, which nobody wrote down")
-    return found
+    return found + [f"{name}{UNKNOWN}" for name in unknown]
 
 
 def sampling_of(call: Call) -> dict[str, Any]:

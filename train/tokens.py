@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from capture.breaks import Break, Decoder
@@ -61,8 +61,8 @@ class Heard:
 class RolloutTokens:
     """The tokens of a rollout; `calls` are in the order they began.
 
-    `segments` are all exact sequences, the agent's first; `sequences` the same where the rollout is training-grade, empty
-    otherwise. `segment_notes` has one dict a segment: what a record says of it besides its tokens.
+    `segments` are all exact sequences, the agent's first; `sequences` the same where the rollout is training-grade,
+    empty otherwise. `segment_notes` has one dict a segment: what a record says of it besides its tokens.
     """
 
     calls: list[Heard]
@@ -70,7 +70,9 @@ class RolloutTokens:
     segment_notes: list[dict[str, Any]]
     breaks: list[Break]
     coverage: dict[str, Any]
-    placements: dict[int, Placement] = field(default_factory=dict)
+    placements: dict[int, Placement]
+    #: Numbers of failed calls that a retry answered.
+    forgiven: frozenset[int] = frozenset()
 
     @property
     def status(self) -> str:
@@ -143,7 +145,7 @@ def read_tokens(
     breaks, dropped = find_breaks(calls, placements, forgiven, again, decoder)
     coverage = _coverage(rollout, calls, placements, segments, breaks, forgiven, problems)
     notes = [_note(number, one, breaks, dropped) for number, one in enumerate(segments)]
-    return RolloutTokens(calls, segments, notes, breaks, coverage, placements)
+    return RolloutTokens(calls, segments, notes, breaks, coverage, placements, frozenset(forgiven))
 
 
 def _calls(rollout: Rollout, problems: list[str]) -> Iterator[Call]:
@@ -286,7 +288,7 @@ def _coverage(
         "breaks": [one.to_json() for one in breaks],
         "segments": len(segments),
         "sampled_tokens": sum(one.sampled for one in segments if one.kind in TRAINABLE_KINDS),
-        "sampling": _sampling(calls),
+        "sampling": _sampling(counted),
         "problems": list(problems),
     }
     reason = _reason(rollout, calls, counted, complete, breaks, ambiguous, problems)
@@ -375,8 +377,6 @@ def _sampling(calls: Sequence[Heard]) -> list[dict[str, Any]]:
     """One entry for each way the agent's calls were sampled: which calls, the parameters, what is not plain."""
     found: list[dict[str, Any]] = []
     for call in calls:
-        if not call.counts:
-            continue
         same = next((one for one in found if one["parameters"] == call.sampling), None)
         if same is None:
             plain = not call.not_plain

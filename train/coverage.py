@@ -1,0 +1,160 @@
+"""`bench train token-coverage`: which rollouts hold exactly what was sampled, and for each that does not, why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from capture.breaks import Break, Decoder
+from capture.errors import JournalError
+from capture.sequences import TRAINABLE_KINDS, TokenSequence
+from train.rollouts import Rollout, Warn, find_rollouts
+from train.sampling import sentence
+from train.tokens import CAPTURE_OFF, NOT_MERGED, RolloutTokens, read_tokens
+
+FEW = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Covered:
+    """One rollout's coverage: BenchFlow's summary (`summary`), its line, and what `--explain` says besides."""
+
+    rollout: Rollout
+    summary: dict[str, Any]
+    line: str
+    explained: list[str]
+
+    @property
+    def training_grade(self) -> bool:
+        return bool(self.summary["training_grade"])
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rollout": self.rollout.name,
+            "rollout_path": self.rollout.rollout_path,
+            "finished": self.rollout.finished,
+            **self.summary,
+        }
+
+
+def coverage(path: Path, *, decoder: Decoder | None = None, on_warning: Warn | None = None) -> Iterator[Covered]:
+    """The coverage of every rollout at `path`, one in memory at a time. Raises `NoSuchPath`, `BadInput`.
+
+    A log that cannot be read makes its rollout `no`, with that reason.
+    """
+    for rollout in find_rollouts(path, on_warning):
+        yield cover(rollout, decoder)
+
+
+def cover(rollout: Rollout, decoder: Decoder | None = None) -> Covered:
+    try:
+        tokens = read_tokens(rollout, decoder=decoder)
+    except JournalError as error:
+        summary: dict[str, Any] = {
+            "status": "unreadable", "training_grade": False, "path": None, "calls": 0, "captured_calls": 0,
+            "complete_calls": 0, "reason": str(error),
+        }  # fmt: skip
+        return Covered(rollout, summary, line_of(rollout.name, summary), [])
+    return Covered(rollout, tokens.coverage, line_of(rollout.name, tokens.coverage), list(explain(tokens)))
+
+
+def line_of(name: str, summary: Mapping[str, Any]) -> str:
+    """BenchFlow's line: `yes  <rollout> [<path>]: a/b calls complete, c/d prompts extend the previous call`, or
+    `no   <rollout>: <reason>`; where calls were captured and something is amiss, both.
+    """
+    word = "yes " if summary["training_grade"] else "no  "
+    if summary["status"] != "captured" or not summary["calls"]:
+        return f"{word} {name}: {summary.get('reason')}"
+    path = f" [{summary['path']}]" if summary["path"] else ""
+    prefix = summary["prefix"]
+    text = (
+        f"{word} {name}{path}: {summary['complete_calls']}/{summary['calls']} calls complete, "
+        f"{prefix['extends_previous_call']}/{prefix['pairs']} prompts extend the previous call"
+    )
+    return text + "".join(f"; {part}" for part in _amiss(summary))
+
+
+def _amiss(summary: Mapping[str, Any]) -> Iterator[str]:
+    missing = [f"{name} in {_calls(number)}" for name, number in summary["unavailable"].items()]
+    if missing:
+        yield f"missing: {', '.join(missing)}"
+    if summary["side_calls"]:
+        yield f"{_number(summary['side_calls'], 'side call')} apart"
+    if summary["failed_attempts"]["retried"]:
+        yield f"{_number(summary['failed_attempts']['retried'], 'failed call')} answered by a retry"
+    for one in summary["breaks"][:FEW]:
+        yield f"call {one['call']} breaks at token {one['index']} ({one['cause_name']})"
+    if len(summary["breaks"]) > FEW:
+        yield f"and {len(summary['breaks']) - FEW} more"
+    told = (None, CAPTURE_OFF, NOT_MERGED)
+    if summary.get("reason") not in told and not missing:
+        yield str(summary["reason"])
+
+
+def total(good: int, rollouts: int) -> str:
+    return f"{good} of {rollouts} rollouts are training-grade (complete token ids and logprobs, token-in/token-out)"
+
+
+def explain(tokens: RolloutTokens) -> Iterator[str]:
+    """What `--explain` prints below a rollout's line: incomplete calls, breaks, and how it was sampled."""
+    for call in tokens.calls:
+        if call.complete or not call.counts or call.capture is None or call.number in tokens.forgiven:
+            continue
+        details = {why.detail or why.code: why.code for why in call.capture.unavailable.values()}
+        for detail, code in details.items():
+            yield f"call {call.number} is not complete: {detail} ({code})"
+    for one in tokens.breaks:
+        yield from explain_break(one, tokens.segments)
+    for one in tokens.coverage["ambiguous"]:
+        candidates = ", ".join(str(line) for line in one["continues"])
+        yield f"line {one['call']} continues lines {candidates} equally well; which one is not guessed"
+    if (told := sampling_told(tokens)) is not None:
+        yield told
+
+
+def explain_break(one: Break, segments: Sequence[TokenSequence]) -> Iterator[str]:
+    """A break, line by line: where, both windows, the cause, what to change, and what is exact all the same."""
+    where = f"token {one.offset} of its reply" if one.region == "sampled" else f"token {one.offset} of its prompt"
+    yield f"call {one.call} does not continue call {one.before}: from {where} on (index {one.index} of the new prompt)"
+    texts = one.texts or (None, None, None)
+    for name, ids, text in zip(("both", "held", "sent"), (one.kept, one.expected, one.found), texts, strict=True):
+        yield f"  {name}    {_ids(ids, ends=name != 'both')}" + ("" if text is None else f"  {text!r}")
+    yield f"  cause   {one.name} ({one.sure})"
+    yield f"  change  {one.remedy}"
+    before = [segment for segment in segments if one.before in segment.calls]
+    after = [segment for segment in segments if segment.calls and segment.calls[0] == one.call]
+    yield (
+        f"  exact   {_tokens(before)} in the segment before, {_tokens(after)} in the one after "
+        "(bench train convert --row-mode segment)"
+    )
+
+
+def sampling_told(tokens: RolloutTokens) -> str | None:
+    """One sentence a rollout where it was not sampled plainly; None where it was."""
+    if tokens.status != "captured":
+        return None
+    odd = [one for one in tokens.coverage["sampling"] if not one["plain"]]
+    if not odd:
+        return None
+    words = list(dict.fromkeys(word for one in odd for word in one["not_plain"]))
+    calls = sum(len(one["calls"]) for one in odd)
+    return f"{_number(calls, 'call')} {sentence(words)}"
+
+
+def _ids(ids: Sequence[int], *, ends: bool) -> str:
+    inner = ", ".join(str(one) for one in ids)
+    return f"[{inner}, …]" if ends and ids else f"[… {inner}]" if ids else "[]"
+
+
+def _tokens(segments: Sequence[TokenSequence]) -> str:
+    return _number(sum(one.sampled for one in segments if one.kind in TRAINABLE_KINDS), "sampled token")
+
+
+def _calls(number: int) -> str:
+    return _number(number, "call")
+
+
+def _number(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

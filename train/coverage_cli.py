@@ -1,0 +1,57 @@
+"""`bench train token-coverage`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import orjson
+import typer
+
+from train.coverage import Covered, coverage, total
+from train.text import load_decoder
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to `bench train`."""
+    app.command(name="token-coverage")(token_coverage)
+
+
+def token_coverage(
+    path: Annotated[Path, typer.Argument(help="A job folder, a rollout, a proxy's output folder, or a journal.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with everything that is known.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="For each break: the token, both sides, the cause, what to change.")
+    ] = False,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A folder with tokenizer.json: breaks are shown, and judged, as text too.")
+    ] = None,
+) -> None:
+    """Say for each rollout whether its log holds exactly what was sampled, as one token sequence.
+
+    A rollout is training-grade when every call of the agent's own has its prompt ids, its sampled ids and one logprob
+    each, and every prompt begins with the prompt and the sampled ids of the call it continues.
+
+    Exit codes: 0, also where nothing is training-grade; 2 no such path.
+    """
+    decoder = load_decoder(tokenizer) if tokenizer is not None else None
+    shown: list[Covered] = []
+    good = seen = 0
+    for one in coverage(path, decoder=decoder, on_warning=lambda text: typer.echo(text, err=True)):
+        seen += 1
+        good += one.training_grade
+        if as_json:
+            shown.append(one)
+            continue
+        typer.echo(one.line)
+        for line in one.explained if explain else ():
+            typer.echo(f"     {line}")
+    if as_json:
+        told = {
+            "rollouts": seen,
+            "training_grade_rollouts": good,
+            "per_rollout": [one.to_json() | ({"explained": one.explained} if explain else {}) for one in shown],
+        }
+        typer.echo(orjson.dumps(told, option=orjson.OPT_INDENT_2).decode())
+    else:
+        typer.echo(total(good, seen))

@@ -1,0 +1,41 @@
+"""Token ids as text for reports, from a folder with a `tokenizer.json` (or that file itself), offline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from capture.breaks import Decoder
+from train.errors import BadInput
+
+
+def load_decoder(path: Path) -> Decoder:
+    """The decoder of a model's folder. Raises `BadInput`."""
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise BadInput(
+            f"--tokenizer {path}: no tokenizer.json there; give a model's folder, such as transformers' "
+            "save_pretrained makes"
+        )
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise BadInput(f"--tokenizer {path}: cannot be read ({error})") from error
+    return decoder_of(tokenizer)
+
+
+def decoder_of(tokenizer: Tokenizer) -> Decoder:
+    """Ids beyond the vocabulary become `<id 123>`: a wrong tokenizer must be seen, not hidden."""
+    special = {one for one, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+    size = tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def text(ids: Sequence[int]) -> str:
+        if all(one < size for one in ids):
+            return str(tokenizer.decode(list(ids), skip_special_tokens=False))
+        return "".join(
+            str(tokenizer.decode([one], skip_special_tokens=False)) if one < size else f"<id {one}>" for one in ids
+        )
+
+    return Decoder(text, special.__contains__)
