@@ -166,7 +166,7 @@ def _withheld_file(path: Path | None, job: Path) -> Iterator[IO[bytes] | None]:
     try:
         if job.is_dir() and path.exists() and path.resolve().is_relative_to(job.resolve()) and not _is_ours(path):
             raise BadInput(f"--withheld {path} is a file of the job that is read; give another name")
-        with path.open("wb") as file:
+        with path.open("wb", buffering=0) as file:  # nothing is held back that a full disk would lose later
             yield file
     except OSError as error:
         if isinstance(error, BrokenPipeError) or error.filename is None:
@@ -183,7 +183,8 @@ def _is_ours(path: Path) -> bool:
 def _write_rows(file: IO[bytes], rows: list[dict[str, Any]], path: Path | None) -> None:
     with _no_signals():
         try:
-            file.write(b"".join(orjson.dumps(row) + b"\n" for row in rows))
-            file.flush()
+            data = b"".join(orjson.dumps(row) + b"\n" for row in rows)
+            while data:
+                data = data[file.write(data) :]
         except OSError as error:
             raise BadInput(f"cannot write {path}: {error.strerror}") from error
