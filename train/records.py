@@ -193,7 +193,7 @@ def record(
         "token_capture": encode.any(tokens.coverage),
         "calls": encode.any(tokens.captured_calls),
         "sequences": [encode.sequence(one) for one in tokens.sequences] if tokens.training_grade else [],
-        "segments": [encode.segment(one, notes) for one, notes in zip(tokens.parts, tokens.segment_notes, strict=True)],
+        "segments": [encode.segment(*pair) for pair in zip(tokens.segments, tokens.segment_notes, strict=True)],
         "advantage": None,
         "group_complete": group_complete,
         "retried": retried,
