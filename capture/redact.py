@@ -147,8 +147,12 @@ def redact_text(text: str) -> str:
     if text.startswith("data:"):
         return text
     for kind in _KINDS:
-        for start, end in sorted(_found(text, kind), reverse=True):
-            text = text[:start] + REDACTED + text[end:]
+        kept, done = [], 0
+        for start, end in sorted(_found(text, kind)):
+            kept += [text[done:start], REDACTED]
+            done = end
+        if done:
+            text = "".join((*kept, text[done:]))
     new = redact_url(text)
     return text if new == text else new
 
