@@ -123,12 +123,12 @@ def _redact(value: Any) -> Any:
 
 
 def _last(rollout: Rollout) -> int | None:
-    """The line of the agent's last call that has a reply; by the order the calls began."""
-    found: tuple[int, int] | None = None
+    """The line of the agent's last call, by the order the calls began; one with a reply, where there is one."""
+    found: tuple[bool, int, int] | None = None
     for call in usable(rollout, Tally()):
-        if (found is None or call.number > found[0]) and replies_of(call.response_body):
-            found = (call.number, call.line)
-    return None if found is None else found[1]
+        this = (bool(replies_of(call.response_body)), call.number, call.line)
+        found = this if found is None else max(found, this)
+    return None if found is None else found[2]
 
 
 def _branches(rollout: Rollout, tally: Tally) -> set[int]:

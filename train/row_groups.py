@@ -70,11 +70,16 @@ def plan(found: Iterable[Rollout], grouping: Grouping, tally: Tally) -> Iterator
             group = Group(group_key(members[0], grouping.by), size, members)
             withheld = why_withheld(group) or why_withheld(group, [_log(member) for member in members])
             if withheld is not None:
-                tally.leave_out(f"group_{withheld.reason}", len(members))
+                tally.leave_out(group_reason(withheld.reason), len(members))
                 continue
             signals = _signals(group, grouping, number=len(tally.groups))
             tally.groups.append({name: value for name, value in signals[0].items() if name != "advantage"})
             yield [Member(rollout, signal) for rollout, signal in zip(members, signals, strict=True)]
+
+
+def group_reason(reason: str) -> str:
+    """The name in `train.reasons` of a reason to withhold a group."""
+    return reason if reason.startswith("group_") else f"group_{reason}"
 
 
 def _signals(group: Group, grouping: Grouping, number: int) -> list[dict[str, Any]]:

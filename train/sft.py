@@ -69,6 +69,8 @@ def prepare(plan: Plan, on_warning: Callable[[str], None] | None = None) -> Prep
     if plan.source is not None:
         converted = convert(plan.source, work / ROWS, plan.options, on_warning)
     data = (work / ROWS).parent if plan.source is not None else plan.data
+    if data is not None and data.is_file():
+        data = _as_folder(data, (work / ROWS).parent)
     output = (plan.output_dir or work / "prime-rl").resolve()
     settings = {
         "model.name": plan.model,
@@ -160,6 +162,17 @@ def _check(plan: Plan) -> None:
         raise BadInput("give the job folder to train on or rows with --data, not both")
     if plan.data is not None and not plan.data.exists():
         raise NoSuchPath(f"No such path: {plan.data}")
+
+
+def _as_folder(rows: Path, folder: Path) -> Path:
+    """A folder that holds only these rows: Prime-RL gives `data.name` to `load_dataset`, which wants a folder."""
+    if rows.parent.resolve() == folder.resolve():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    for before in folder.glob("train.*"):
+        before.unlink()
+    shutil.copyfile(rows, folder / f"train{rows.suffix}")
+    return folder
 
 
 def _read_config(plan: Plan) -> dict[str, Any]:
