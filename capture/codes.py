@@ -57,7 +57,8 @@ CODES: Final[dict[str, tuple[str, str]]] = {
     ),
     "several_prompts": (
         _NOT_RETURNED,
-        "the call had several prompts: each completion carries the ids of its own; send one prompt a call",
+        "the call had several prompts, and each completion carries the ids of its own, where the engine tells them; "
+        "send one prompt a call",
     ),
     "no_choices": (_NOT_RETURNED, "the engine's answer held no choice; look at its log"),
     "choices_missing": (_NOT_RETURNED, "the engine's answer held fewer choices than `n` asked for; look at its log"),

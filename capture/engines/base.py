@@ -58,6 +58,8 @@ class Engine:
     null_when_unasked: ClassVar[frozenset[str]] = frozenset()
     #: Keys of a stream's last chunk, which is the count's where one is asked for and the finish's where none is.
     on_last_chunk: ClassVar[tuple[str, ...]] = ()
+    #: Whether the logprobs of a completions call with `echo` begin with the prompt's.
+    echoes_logprobs: ClassVar[bool] = False
 
     def ask(self, wire: str, body: dict[str, Any], wants: Wants) -> Ask:
         """The call to make for an agent's `body` (which is not changed)."""
@@ -107,6 +109,10 @@ class Engine:
         return reader.told("prompt_tokens")
 
     # codes for what this engine is known to lose
+
+    def ids_missing(self, reader: Reader) -> str:
+        """For a call of which some choice has no ids at all."""
+        return "server_ignored_return_token_ids"
 
     def ids_lost(self, reader: Reader, sampled: int, told: int) -> str:
         """For a call whose ids are not as many as the engine counted."""

@@ -7,7 +7,7 @@ call is not complete, and says so.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
@@ -58,13 +58,18 @@ class LlamaCpp(Engine):
             return None
         return None if told is None else told + sum(len(one.entry_ids or one.ids or ()) for one in others)
 
+    def ids_missing(self, reader: Reader) -> str:
+        return "stop_token_not_returned" if reader.request.get("stop") else super().ids_missing(reader)
+
     def ids_lost(self, reader: Reader, sampled: int, told: int) -> str:
         lost = sampled == told - 1 and bool(reader.request.get("stop"))
         return "stop_token_not_returned" if lost else super().ids_lost(reader, sampled, told)
 
     def hidden(self, wire: str, body: dict[str, Any]) -> Hide:
+        """`logprobs: 0` (completions) and `top_logprobs: 0` (chat) give no logprobs."""
         hide = super().hidden(wire, body)
-        return hide if wire == CHAT else replace(hide, logprobs=not body.get("logprobs"))  # 0 gives none here
+        none = body.get("top_logprobs") == 0 if wire == CHAT else not body.get("logprobs")
+        return replace(hide, logprobs=hide.logprobs or none)
 
     def questions(self, reader: Reader) -> Generator[Question, Any, None] | None:
         """The prompt's ids: `/apply-template` renders the messages, `/tokenize` gives the ids that the server uses."""
@@ -107,24 +112,12 @@ def _prompt_ids(reader: Reader) -> Generator[Question, Any, None]:
 
 
 class _Reader(Reader):
-    def _strip(self, body: dict[str, Any]) -> bool:
-        """An agent that asked for fewer alternatives than we had to gets its own number."""
-        changed = super()._strip(body)
-        asked = self.request.get("top_logprobs")
-        if not self.hide.logprobs and isinstance(asked, int) and "top_logprobs" in self.ask.injected:
-            for entry in _entries(body):
-                if isinstance(entry.get("top_logprobs"), list):
-                    entry["top_logprobs"] = entry["top_logprobs"][:asked]
-                    changed = True
-        return changed
-
-
-def _entries(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    choices = body.get("choices")
-    for part in choices if isinstance(choices, list) else ():
-        logprobs = part.get("logprobs") if isinstance(part, dict) else None
-        content = logprobs.get("content") if isinstance(logprobs, dict) else None
-        yield from (entry for entry in content or () if isinstance(entry, dict)) if isinstance(content, list) else ()
+    def _mute(self, place: dict[str, Any], key: str) -> bool:
+        """A completion that nobody asked logprobs of carries null; a chat's choice has no such key."""
+        if self.wire == CHAT or key != "logprobs":
+            return super()._mute(place, key)
+        place[key] = None
+        return True
 
 
 def _has_media(messages: Any) -> bool:

@@ -49,7 +49,8 @@ class Reader:
         self.several_prompts = wire == COMPLETIONS and prompts(body) > 1
         self.expected = _expected(wire, body)
         self.sampled = Sampled(
-            echo=wire == COMPLETIONS and bool(body.get("echo")), top=_positive(ask.requested.get("top_logprobs"))
+            echo=engine.echoes_logprobs and wire == COMPLETIONS and bool(body.get("echo")),
+            top=_positive(ask.requested.get("top_logprobs")),
         )
         self._assembler = Assembler()
         self._whole: dict[str, Any] | None = None
@@ -309,21 +310,22 @@ class Reader:
             if choice.problem:
                 missing.setdefault("logprobs", why(choice.problem))
         if any(one.token_ids is None for one in completions):
-            code = "hidden_by_include_reasoning" if hidden else "server_ignored_return_token_ids"
-            missing.setdefault("completion_token_ids", why(code))
+            code = "hidden_by_include_reasoning" if hidden else self.engine.ids_missing(self)
+            sampled = sum(len(one.token_ids or ()) for one in completions)
+            told = self.told("completion_tokens")
+            missing.setdefault("completion_token_ids", why(code, sampled=sampled, told="?" if told is None else told))
         if any(one.logprobs is None for one in completions):
             missing.setdefault("logprobs", why("hidden_by_include_reasoning" if hidden else "logprobs_not_returned"))
-        self._check_prompt(completions, missing)
+        self._check_prompt(missing)
         self._check_counts(completions, missing)
         if self._unreadable:
             # The counts say whether the part that could not be read held anything of what is missing.
             for name in set(missing) - known:
                 missing[name] = why("answer_unreadable")
 
-    def _check_prompt(self, completions: list[Completion], missing: dict[str, Unavailable]) -> None:
+    def _check_prompt(self, missing: dict[str, Unavailable]) -> None:
         if self.several_prompts:
-            own = bool(completions) and all(one.prompt_token_ids is not None for one in completions)
-            missing.setdefault("prompt_token_ids", why("several_prompts" if own else "no_prompt_ids"))
+            missing.setdefault("prompt_token_ids", why("several_prompts"))
             return
         prompt, told = self.sampled.prompt_ids(), self.engine.prompt_count(self)
         if prompt is None:

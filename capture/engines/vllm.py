@@ -14,6 +14,7 @@ class VLLM(Engine):
     #: vLLM 0.32 answers with these keys as null where nobody asked, in streams too.
     null_when_unasked: ClassVar[frozenset[str]] = frozenset(("logprobs", "token_ids", "prompt_token_ids"))
     on_last_chunk: ClassVar[tuple[str, ...]] = ("system_fingerprint",)
+    echoes_logprobs: ClassVar[bool] = True
 
     def ask(self, wire: str, body: dict[str, Any], wants: Wants) -> Ask:
         ask = Ask(dict(body))
@@ -66,8 +67,10 @@ def chat_logprobs(ask: Ask, wants: Wants, *, at_least: int = 0, alone_is_refused
         return []
     ask.requested["logprobs"] = True
     ask.requested["top_logprobs"] = asked if own else wants.top_logprobs
-    injected = [] if own else ["logprobs"]
-    body["logprobs"] = True
+    injected = []
+    if not own:
+        body["logprobs"] = True
+        injected.append("logprobs")
     top = max(at_least, 0 if own else wants.top_logprobs or 0)
     if top and (not own or asked == 0):
         body["top_logprobs"] = top

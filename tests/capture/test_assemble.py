@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capture.assemble import Assembler, stream_of
+from capture.assemble import Assembler, stream_of, without_ids
 from capture.engines import engine
 from capture.engines.base import CHAT, Wants
 from capture.sse import Decoder
@@ -49,6 +50,33 @@ def test_interleaved_fragments_are_merged_by_index() -> None:
     assert [t["function"]["arguments"] for t in message["tool_calls"]] == ["13", "2"]
 
 
+def test_calls_that_all_come_as_index_0_are_told_apart_by_id_and_name() -> None:
+    """Some hosted APIs; their fragments without an id go on with the last."""
+    message = assemble(
+        tool(index=0, id="a", function={"name": "f", "arguments": "{}"}),
+        tool(index=0, id="b", function={"name": "g", "arguments": "{"}),
+        tool(index=0, function={"arguments": "}"}),
+    )
+    assert [(t["id"], t["function"]) for t in message["tool_calls"]] == [
+        ("a", {"name": "f", "arguments": "{}"}),
+        ("b", {"name": "g", "arguments": "{}"}),
+    ]
+
+
+def test_a_new_id_in_every_fragment_is_still_one_call() -> None:
+    """vLLM before 0.7."""
+    message = assemble(
+        tool(index=0, id="a", function={"name": "f", "arguments": "{"}),
+        tool(index=0, id="b", function={"arguments": "}"}),
+    )
+    assert [t["function"] for t in message["tool_calls"]] == [{"name": "f", "arguments": "{}"}]
+
+
+def test_lists_that_arrive_in_pieces_are_joined() -> None:
+    message = assemble({"reasoning_details": [1]}, {"reasoning_details": [2]}, {"content": "a"})
+    assert message["reasoning_details"] == [1, 2] and message["content"] == "a"
+
+
 def test_a_name_that_every_fragment_repeats_is_one_name() -> None:
     message = assemble(
         tool(index=0, id="a", function={"name": "write", "arguments": "{"}),
@@ -77,6 +105,51 @@ def test_a_finish_reason_in_the_last_but_one_chunk_and_a_usage_only_chunk() -> N
     body = made.body()
     assert body["choices"][0]["finish_reason"] == "stop" and body["choices"][0]["stop_reason"] == 2
     assert body["usage"] == {"completion_tokens": 1} and body["object"] == "chat.completion"
+
+
+def test_an_error_in_the_stream_stands_beside_what_had_come() -> None:
+    for error in ({"error": {"message": "boom"}}, {"object": "error", "message": "boom"}):
+        made = Assembler()
+        made.add({"choices": [{"index": 0, "delta": {"content": "a"}}]})
+        made.fail(error)
+        body = made.body()
+        assert body["error"]["message"] == "boom" and body["choices"][0]["message"]["content"] == "a"
+
+
+def test_no_ids_are_left_in_a_body_wherever_they_stand() -> None:
+    nested = {"token_ids": [7], "kept": 1}
+    choice = {"index": 0, "delta": {"content": "a"}, "response_token_ids": [7], "raw_output": nested,
+              "provider_specific_fields": nested}  # fmt: skip
+    made = Assembler()
+    made.add({"choices": [choice], "prompt_token_ids": [7], "sglext": {"input_ids": [7]}})
+    whole = {"choices": [{**choice, "message": nested}], "sglext": {"input_ids": [7], "other": 2}}
+    for body in (made.body(), without_ids(whole)):
+        assert "[7]" not in json.dumps(body)
+        assert body["choices"][0]["raw_output"] == {"kept": 1}
+    assert without_ids(whole)["sglext"] == {"other": 2} and whole["sglext"] == {"input_ids": [7], "other": 2}
+
+
+def test_ids_that_an_agent_asked_for_go_along_when_a_whole_answer_is_streamed() -> None:
+    choice = {"index": 0, "message": {"role": "assistant", "content": "a"}, "token_ids": [7], "finish_reason": "stop",
+              "stop_reason": 2, "logprobs": {"content": [{"token": "a", "logprob": -1}]}}  # fmt: skip
+    chunks = stream_of({"choices": [choice], "prompt_token_ids": [1]})
+    assert [chunk.get("prompt_token_ids") for chunk in chunks] == [[1], None, None]
+    parts = [chunk["choices"][0] for chunk in chunks]
+    assert [part.get("token_ids") for part in parts] == [None, [7], None]
+    assert [part["logprobs"] for part in parts] == [None, choice["logprobs"], None]
+    assert parts[-1]["finish_reason"] == "stop" and parts[-1]["stop_reason"] == 2
+
+
+def test_an_error_that_came_whole_is_streamed_as_one_event() -> None:
+    assert stream_of({"error": {"message": "x"}}) == [{"error": {"message": "x"}}]
+
+
+def test_a_completion_is_streamed_as_text() -> None:
+    body = {"object": "text_completion", "choices": [{"index": 0, "text": "ab", "finish_reason": "length"}]}
+    made = Assembler()
+    for chunk in stream_of(body):
+        made.add(chunk)
+    assert made.body()["choices"] == [{"index": 0, "text": "ab", "logprobs": None, "finish_reason": "length"}]
 
 
 def test_hostile_chunks_do_not_raise() -> None:

@@ -102,6 +102,11 @@ def test_what_is_missing_is_named_with_its_reason(changes: Any, wanted: dict[str
     assert codes(capture) == wanted
 
 
+def test_fewer_choices_than_asked_for_are_missed() -> None:
+    _, capture, _ = read(answer(), n=2)
+    assert codes(capture) == {"completion_token_ids": "choices_missing", "logprobs": "choices_missing"}
+
+
 def test_no_sentinel_stands_for_a_logprob_nobody_has() -> None:
     _, capture, _ = read(answer(choice=entries(-0.5, -9999.0)))
     assert capture.completions[0].logprobs == [-0.5, None]

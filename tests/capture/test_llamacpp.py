@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from capture.engines import engine
-from capture.engines.base import CHAT, Wants
+from capture.engines.base import CHAT, COMPLETIONS, Wants
 from capture.record import TokenCapture
 
 PROMPT = [1, 2, 3]
@@ -83,8 +83,44 @@ def test_llamacpp_without_its_side_routes_or_with_an_image_says_so() -> None:
         assert codes(reader.capture("ok", status=200)) == {"prompt_token_ids": code}
 
 
-def test_llamacpp_needs_one_alternative_and_an_agent_that_asked_for_none_gets_none() -> None:
-    choice = llama(1)
-    choice["logprobs"]["content"][0]["top_logprobs"] = [{"token": "a", "logprob": -0.5}]
-    _, _, given = asked_llama([choice], 1, logprobs=True, top_logprobs=0)
-    assert given["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
+def test_a_stop_string_that_the_first_token_completes_leaves_nothing() -> None:
+    nothing = {"index": 0, "message": {"content": ""}, "finish_reason": "stop"}
+    capture, _, _ = asked_llama([nothing], 1, stop=["x"])
+    assert codes(capture) == {"completion_token_ids": "stop_token_not_returned", "logprobs": "logprobs_not_returned"}
+    assert "0 of 1" in capture.unavailable["completion_token_ids"].detail
+
+
+def test_llamacpp_needs_one_alternative_and_an_agent_that_asked_for_none_gets_no_logprobs() -> None:
+    """`top_logprobs: 0` gives no entries at all (xllamacpp 2026.10): the key is not there."""
+    _, _, given = asked_llama([llama(1)], 1, logprobs=True, top_logprobs=0)
+    assert "logprobs" not in given["choices"][0]
+    _, _, given = asked_llama([llama(1)], 1, logprobs=True, top_logprobs=1)
+    assert given["choices"][0]["logprobs"] == llama(1)["logprobs"]
+
+
+def test_llamacpp_reads_a_number_as_that_many_alternatives() -> None:
+    ask = engine("llamacpp").ask(CHAT, {"messages": [], "logprobs": 1}, Wants())
+    assert ask.body["logprobs"] == 1 and ask.body["logprobs"] is not True and ask.injected == ()
+
+
+@pytest.mark.parametrize("body", [{}, {"logprobs": 0}, {"logprobs": None}])
+def test_llamacpp_completions_carry_null_where_nobody_asked(body: Any) -> None:
+    one = engine("llamacpp")
+    request = {"prompt": "a", **body}
+    reader = one.reader(COMPLETIONS, request, one.ask(COMPLETIONS, request, Wants()))
+    choice = {"text": "a", "index": 0, "logprobs": llama(1)["logprobs"], "finish_reason": "length"}
+    data = json.dumps({"choices": [choice], "usage": {"completion_tokens": 1}}).encode()
+    assert json.loads(reader.body(data))["choices"] == [{**choice, "logprobs": None}]
+
+
+def test_llamacpp_knows_no_echo() -> None:
+    one = engine("llamacpp")
+    request = {"prompt": [1, 2, 3], "echo": True}
+    reader = one.reader(COMPLETIONS, request, one.ask(COMPLETIONS, request, Wants()))
+    choice = {"text": "a", "index": 0, "logprobs": llama(2)["logprobs"], "finish_reason": "length"}
+    usage = {"prompt_tokens": 3, "completion_tokens": 2}
+    questions = one.questions(reader)
+    assert questions is not None and list(questions) == [], "the prompt's ids are the request's own"
+    reader.body(json.dumps({"choices": [choice], "usage": usage}).encode())
+    capture = reader.capture("ok", status=200)
+    assert capture.complete and capture.prompt_token_ids == [1, 2, 3]
