@@ -250,7 +250,10 @@ class Call:
         end = self.raw.find(b"]", start)
         if start < 0 or end - start < CUT_ABOVE:
             return _line.decode(self.raw)
-        parts = _line.decode(b"".join((self.raw[:start], PLACEHOLDER, self.raw[end + 1 :])))
+        try:
+            parts = _line.decode(b"".join((self.raw[:start], PLACEHOLDER, self.raw[end + 1 :])))
+        except msgspec.DecodeError:
+            return _line.decode(self.raw)  # a list in the list, or a line that is torn
         if PLACEHOLDER not in bytes(parts.metadata):
             return _line.decode(self.raw)  # a field of that name stood somewhere else
         self._prompt = self.raw[start : end + 1]
@@ -429,3 +432,24 @@ def read_json(path: Path) -> Any:
 def write_jsonl(path: Path, rows: list[Any]) -> None:
     """Writes `rows` as a JSON Lines file, atomically, replacing what was there."""
     write_atomic(path, b"".join(orjson.dumps(row) + b"\n" for row in rows))
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a JSON Lines file with their 0-based line numbers, one in memory at a time.
+
+    Raises `FileFormatError` for a line that is no JSON object, `JournalError` when the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file):
+                if line.isspace():
+                    continue
+                try:
+                    row = orjson.loads(line)
+                except orjson.JSONDecodeError as error:
+                    raise FileFormatError(f"{path}: line {number + 1}: invalid JSON: {error}") from error
+                if not isinstance(row, dict):
+                    raise FileFormatError(f"{path}: line {number + 1}: top-level record must be an object")
+                yield number, row
+    except OSError as error:
+        raise JournalError(f"cannot read {path}: {error.strerror}") from error

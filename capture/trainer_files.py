@@ -1,7 +1,8 @@
 """The rows that trainers read beside the journal: `trainer/verifiers.jsonl` and `results.jsonl`, one row a rollout.
 
 Both are told from the agent's own events (`trajectory/acp_trajectory.jsonl`), in the shape BenchFlow writes. Token ids
-stand in neither; they are in the journal.
+stand in neither; they are in the journal. Read them with `capture.journal.read_jsonl`, and their rewards with
+`reward_of_row`.
 """
 
 from __future__ import annotations
@@ -149,6 +150,27 @@ def reward_of(result: dict[str, Any]) -> float | None:
     return float(value)
 
 
+def reward_of_row(row: dict[str, Any]) -> float | None:
+    """The reward of a row of either file, None where its rollout was not scored.
+
+    Rows without `schema_version` 2 (BenchFlow 0.7) write 0.0 for an unscored rollout: where such a row does not say
+    that its reward is valid and ended in an error, its 0.0 is no reward.
+    """
+    info = row["info"] if isinstance(row.get("info"), dict) else {}
+    value = row.get("reward")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    if info.get("reward_valid") is False:
+        return None
+    old = info.get("schema_version") != 2 and info.get("reward_valid") is not True
+    return None if old and value == 0 and row.get("error") is not None else float(value)
+
+
 def metrics(result: dict[str, Any]) -> dict[str, float]:
+    """The rewards that are finite numbers, by name."""
     found = result.get("rewards") or {}
-    return {name: float(v) for name, v in found.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    return {
+        name: float(value)
+        for name, value in found.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }

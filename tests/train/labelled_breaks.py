@@ -443,6 +443,7 @@ def _mixed() -> Iterator[Case]:
         after([later, USER, calling(spaced), wrong, says(done), THANKS], TOOLS),
     )  # fmt: skip
     thought = "The file must hold 42 and nothing else."
+    reply = calling(spaced) | {"reasoning_content": thought}
     thinking = f'<think>\n{thought}\n</think>\n\n<tool_call>\n{{"name": "write", "arguments": {spaced}}}\n</tool_call>'
     yield Case(
         "mixed: reasoning left out, and arguments written anew", "reasoning_stripped",

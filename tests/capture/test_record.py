@@ -1,0 +1,137 @@
+"""Token ids kept as text, and the record that is complete or says why not."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from capture.errors import RecordError
+from capture.record import FIELDS, Completion, Ids, TokenCapture, Unavailable
+
+ids = st.lists(st.integers(0, 200_000), max_size=12)
+#: Few values, many of them beginnings of each other as text.
+alike = st.lists(st.sampled_from([1, 12, 123, 2, 0]), max_size=6)
+
+
+@given(ids)
+def test_ids_are_the_list_they_were_made_of(values: list[int]) -> None:
+    made = Ids.of(values)
+    assert made.tolist() == values and len(made) == len(values) and list(made) == values
+    assert bool(made) == bool(values)
+    assert orjson.loads(orjson.dumps({"x": made.json()})) == {"x": values}
+
+
+@pytest.mark.parametrize("spaces", ["", " ", "\n  "])
+@given(values=ids)
+def test_ids_are_read_however_they_were_written(spaces: str, values: list[int]) -> None:
+    text = f"[{spaces}" + f",{spaces}".join(map(str, values)) + "]"
+    assert Ids.parse(text.encode()) == values
+
+
+@given(st.text(alphabet="0123456789,[] .-e", max_size=12))
+def test_what_is_no_list_of_ids_is_none(inner: str) -> None:
+    text = f"[{inner}]".encode()
+    try:
+        value = json.loads(text)
+        right = all(type(one) is int and one >= 0 for one in value)
+    except ValueError:
+        right = False
+    assert (Ids.parse(text) == value) if right else (Ids.parse(text) is None)
+
+
+@pytest.mark.parametrize(
+    "text", [b"null", b"[true]", b"[1.0]", b"[null]", b"[-1]", b"[1 2]", b"[01]", b"[1,,2]", b"{}"]
+)
+def test_bools_floats_and_torn_lists_are_no_ids(text: bytes) -> None:
+    assert Ids.parse(text) is None
+
+
+@given(alike, alike)
+def test_text_comparisons_are_those_of_lists(one: list[int], other: list[int]) -> None:
+    a, b = Ids.of(one), Ids.of(other)
+    common = next((n for n, (x, y) in enumerate(zip(one, other, strict=False)) if x != y), min(len(one), len(other)))
+    assert a.common(b) == common
+    assert a.startswith(b) == (one[: len(other)] == other)
+    assert (a + b).tolist() == one + other
+    if a.startswith(b):
+        assert a.after(b).tolist() == one[len(other) :]
+
+
+@pytest.mark.parametrize("value", [True, 1.0, -1, "1", None])
+def test_only_non_negative_ints_become_ids(value: object) -> None:
+    with pytest.raises(RecordError):
+        Ids.of([value])  # type: ignore[list-item]
+
+
+def capture(*completions: Completion, prompt: Ids | None = None) -> TokenCapture:
+    return TokenCapture.of(
+        wire="openai-chat", provider="vllm", requested={}, prompt_token_ids=prompt, completions=list(completions),
+        unavailable={},
+    )  # fmt: skip
+
+
+def test_a_whole_capture_is_complete_and_has_a_digest_that_json_can_repeat() -> None:
+    made = capture(Completion(0, Ids.of([5, 6]), ["a", "b"], [-0.5, -1e-05]), prompt=Ids.of([1, 2]))
+    assert made.complete
+    told = {"prompt_token_ids": [1, 2], "completions": [{"index": 0, "token_ids": [5, 6], "logprobs": [-0.5, -1e-05]}]}
+    import hashlib
+
+    assert made.digest == "sha256:" + hashlib.sha256(json.dumps(told, separators=(",", ":")).encode()).hexdigest()
+    again = TokenCapture.from_json(orjson.loads(orjson.dumps(made.to_json())))
+    assert again.complete and again.digest == made.digest == again.compute_digest()
+
+
+@pytest.mark.parametrize(
+    ("completion", "field"),
+    [
+        (Completion(0, None, None, [-0.5]), "completion_token_ids"),
+        (Completion(0, Ids.of([5, 6]), None, None), "logprobs"),
+        (Completion(0, Ids.of([5, 6]), None, [-0.5]), "logprobs"),
+        (Completion(0, Ids.of([5]), None, [math.nan]), "logprobs"),
+        (Completion(0, Ids.of([5]), None, [-math.inf]), "logprobs"),
+        (Completion(0, Ids.of([5]), None, [-9999.0]), "logprobs"),
+        (Completion(0, Ids.of([5]), None, [True]), "logprobs"),
+    ],
+)
+def test_a_field_that_is_missing_for_one_choice_is_named(completion: Completion, field: str) -> None:
+    whole = Completion(1, Ids.of([7]), None, [-0.1])
+    made = capture(whole, completion, prompt=Ids.of([1]))
+    assert not made.complete and list(made.unavailable) == [field]
+    assert made.digest is None and made.unavailable[field].detail
+
+
+def test_no_choice_at_all_is_not_complete() -> None:
+    made = capture(prompt=Ids.of([1]))
+    assert not made.complete and set(made.unavailable) == {"completion_token_ids", "logprobs"}
+
+
+def test_a_stored_capture_is_not_believed_when_it_says_that_it_is_complete() -> None:
+    stored = {"schema_version": "benchflow.token_capture.v1", "prompt_token_ids": [1], "unavailable": {},
+              "completions": [{"index": 0, "token_ids": [5, 6], "logprobs": [-0.5]}]}  # fmt: skip
+    read = TokenCapture.from_json(stored)
+    assert not read.complete and read.unavailable["logprobs"].code == "count_mismatch_ids_logprobs"
+
+
+def test_benchflows_capture_without_our_fields_is_read() -> None:
+    stored = {"schema_version": "benchflow.token_capture.v1", "provider": "vllm", "prompt_token_ids": [1, 2],
+              "completions": [{"index": 0, "token_ids": [3], "logprobs": [-0.25]}], "unavailable": {}}  # fmt: skip
+    read = TokenCapture.from_json(stored)
+    assert read.complete and read.provider == "vllm" and read.completions[0].tokens is None
+
+
+def test_benchflows_short_reasons_are_read() -> None:
+    stored = {"schema_version": "benchflow.token_capture.v1", "completions": [],
+              "unavailable": {name: {"reason": "not_requested"} for name in FIELDS}}  # fmt: skip
+    read = TokenCapture.from_json(stored)
+    assert read.unavailable["logprobs"] == Unavailable("not_requested", "not_requested", "")
+
+
+@pytest.mark.parametrize("value", [None, [], {"schema_version": "v0"}, {"schema_version": None}])
+def test_what_is_no_capture_is_refused(value: object) -> None:
+    with pytest.raises(RecordError):
+        TokenCapture.from_json(value)

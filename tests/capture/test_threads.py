@@ -1,0 +1,70 @@
+"""Which call continues which, told by tokens alone."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from capture.record import Ids
+from capture.threads import Placement, Threads, extends
+
+
+def place(*calls: tuple[list[int], list[list[int]]]) -> list[Placement]:
+    threads = Threads()
+    return [threads.place(n, Ids.of(p), [Ids.of(one) for one in choices]) for n, (p, choices) in enumerate(calls)]
+
+
+def test_a_conversation_is_one_thread() -> None:
+    found = place(([1, 2], [[3]]), ([1, 2, 3, 4], [[5]]), ([1, 2, 3, 4, 5, 6], [[7]]))
+    assert [one.parent for one in found] == [None, 0, 1]
+
+
+def test_the_longest_beginning_wins_over_the_last_call() -> None:
+    main, side = ([1, 2], [[3]]), ([9], [[8]])
+    found = place(main, ([1, 2, 3, 4], [[5]]), side, ([1, 2, 3, 4, 5, 6], [[7]]), ([1, 2, 3, 9], [[1]]))
+    assert [one.parent for one in found] == [None, 0, None, 1, 0]
+
+
+def test_the_choice_that_was_taken_is_told() -> None:
+    found = place(([1], [[2], [3, 4]]), ([1, 3, 4, 5], [[6]]))
+    assert (found[1].parent, found[1].choice) == (0, 1)
+
+
+def test_equal_candidates_are_told_and_not_guessed() -> None:
+    found = place(([1], [[2]]), ([1], [[2]]), ([1, 2, 3], [[4]]))
+    assert found[2] == Placement(2, ambiguous=(0, 1))
+
+
+def test_ids_that_begin_alike_as_text_are_others() -> None:
+    found = place(([1, 2], [[3]]), ([1, 2, 33, 4], [[5]]), ([12, 3], [[4]]))
+    assert [one.parent for one in found] == [None, None, None]
+
+
+def test_a_reply_of_no_ids_is_continued_by_its_prompt() -> None:
+    found = place(([1, 2], [[]]), ([1, 2, 3], [[4]]))
+    assert found[1].parent == 0
+
+
+ids = st.lists(st.sampled_from([1, 12, 2]), max_size=5)
+
+
+@given(ids, ids, ids)
+def test_extends_is_the_comparison_of_lists(prompt: list[int], before: list[int], sampled: list[int]) -> None:
+    held = before + sampled
+    assert extends(Ids.of(prompt), Ids.of(before), Ids.of(sampled)) == (prompt[: len(held)] == held)
+
+
+def test_random_trees_are_found_again() -> None:
+    dice = random.Random(3)
+    for _ in range(50):
+        calls: list[tuple[list[int], list[list[int]]]] = []
+        parents: list[int | None] = []
+        for number in range(12):
+            parent = dice.choice([None, *range(number)])
+            held = [] if parent is None else calls[parent][0] + calls[parent][1][0]
+            # Every call has ids of its own, so no two are alike.
+            calls.append((held + [1000 * (number + 1) + k for k in range(dice.randrange(1, 4))], [[7 + number]]))
+            parents.append(parent)
+        assert [one.parent for one in place(*calls)] == parents

@@ -1,0 +1,331 @@
+"""`bench train token-coverage`: the seed's lines, every reason for `no`, threads by tokens, and what --explain says."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tests.train.build import broken, conversation, failed, line, make_job, make_rollout, uncaptured
+from tests.train.labelled_breaks import cases
+from tests.train.smollm import smollm
+from train.cli import app
+from train.rollouts import find_rollouts
+from train.tokens import RolloutTokens, read_tokens
+
+PLAIN = {"sent": {"temperature": 1, "top_p": 1, "top_k": -1, "min_p": 0}, "session": {}, "engine_defaults": None}
+
+
+def run(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, ["token-coverage", *map(str, words)], catch_exceptions=True)
+
+
+def tokens(tmp_path: Path, calls: list[dict[str, Any]], **spec: Any) -> RolloutTokens:
+    job = make_job(tmp_path / "job", [{"calls": calls, **spec}])
+    (rollout,) = find_rollouts(job)
+    return read_tokens(rollout)
+
+
+def line_of(tmp_path: Path, calls: list[dict[str, Any]] | None, **spec: Any) -> str:
+    make_job(tmp_path / "job", [{"name": "write-number__5cfd1b6d", "calls": calls, **spec}])
+    first, total = run(tmp_path / "job").stdout.splitlines()
+    assert total.endswith("of 1 rollouts are training-grade (complete token ids and logprobs, token-in/token-out)")
+    assert total.startswith("1" if first.startswith("yes") else "0")
+    return first
+
+
+def test_the_seeds_lines(tmp_path: Path) -> None:
+    make_job(tmp_path / "rl-capture", [{"name": "write-number__5cfd1b6d"}])
+    assert run(tmp_path / "rl-capture").stdout == (
+        "yes  write-number__5cfd1b6d [vllm]: 2/2 calls complete, 1/1 prompts extend the previous call\n"
+        "1 of 1 rollouts are training-grade (complete token ids and logprobs, token-in/token-out)\n"
+    )
+
+
+def test_capture_off(tmp_path: Path) -> None:
+    assert line_of(tmp_path, uncaptured(2)) == (
+        "no   write-number__5cfd1b6d: calls went through the gateway without token capture; rerun with --agent-env "
+        "BENCHFLOW_CAPTURE_TOKEN_LOGPROBS=1"
+    )
+
+
+def test_no_log(tmp_path: Path) -> None:
+    assert line_of(tmp_path, None) == "no   write-number__5cfd1b6d: no llm_trajectory.jsonl in this rollout"
+
+
+def test_an_empty_log(tmp_path: Path) -> None:
+    assert line_of(tmp_path, []) == "no   write-number__5cfd1b6d: its llm_trajectory.jsonl holds no model call"
+
+
+def test_calls_that_went_elsewhere(tmp_path: Path) -> None:
+    result = {"usage_tracking": {"endpoint_kind": "agent_native"}}
+    assert line_of(tmp_path, None, result=result) == (
+        "no   write-number__5cfd1b6d: the agent's model calls did not go through BenchFlow's gateway "
+        "(usage_tracking.endpoint_kind=agent_native)"
+    )
+
+
+def test_a_call_that_is_not_complete(tmp_path: Path) -> None:
+    calls = conversation(3)
+    calls[1]["metadata"]["token_capture"]["completions"][0]["logprobs"] = [-0.1]
+    assert line_of(tmp_path, calls) == (
+        "no   write-number__5cfd1b6d [vllm]: 2/3 calls complete, 1/1 prompts extend the previous call; missing: "
+        "logprobs:length_mismatch in 1 call"
+    )
+
+
+def test_a_break_names_its_call_and_token(tmp_path: Path) -> None:
+    text = line_of(tmp_path, broken(2))
+    assert text.startswith(
+        "no   write-number__5cfd1b6d [vllm]: 2/2 calls complete, 0/1 prompts extend the previous call"
+    )
+    assert "; call 1 breaks at token 13 (" in text
+
+
+def test_no_such_path(tmp_path: Path) -> None:
+    done = run(tmp_path / "nowhere")
+    assert done.exit_code != 0 and str(done.exception) == f"No such path: {tmp_path / 'nowhere'}"
+
+
+def test_the_proxys_own_folder_and_a_bare_journal(tmp_path: Path) -> None:
+    rollout = make_rollout(tmp_path / "captures", name="default", finished=False)
+    for path in (tmp_path / "captures", rollout, rollout / "trajectory/llm_trajectory.jsonl"):
+        assert run(path).stdout.splitlines()[0].startswith("yes  default [vllm]: 2/2 calls complete")
+
+
+# threads
+
+
+def side(number: int, **metadata: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": f"a title {number}"}]
+    return line(number, [900, 901, number], [7000 + number], messages=messages, **metadata)
+
+
+@pytest.mark.parametrize("purpose", ["title", "summary", "helper", "compaction"])
+def test_side_calls_break_nothing_and_need_not_be_complete(tmp_path: Path, purpose: str) -> None:
+    first, second = conversation(2, start=0)
+    second["metadata"]["call"] = 2
+    title = side(1, call_purpose=purpose)
+    title["metadata"]["token_capture"]["completions"][0]["logprobs"] = None
+    assert line_of(tmp_path, [first, title, second]) == (
+        "yes  write-number__5cfd1b6d [vllm]: 2/2 calls complete, 1/1 prompts extend the previous call; "
+        "1 side call apart"
+    )
+
+
+def test_calls_without_tools_beside_calls_with_them_are_helpers(tmp_path: Path) -> None:
+    calls = conversation(2)
+    for one in calls:
+        one["request"]["body"]["tools"] = [{"type": "function", "function": {"name": "bash"}}]
+    helper = side(2)
+    helper["request"]["body"].pop("tools", None)
+    told = tokens(tmp_path, [*calls, helper])
+    assert [call.kind for call in told.calls] == ["agent", "agent", "helper"] and told.training_grade
+    assert [(one.kind, one.sampled) for one in told.segments] == [("agent", 8), ("helper", 1)]
+    assert told.segment_notes[1]["trainable"] is False and told.segment_notes[1]["excluded"] == "kind:helper"
+
+
+def test_two_conversations_that_interleave_are_two_threads(tmp_path: Path) -> None:
+    one, other = conversation(3), conversation(3, first=5000)
+    for call in other:
+        for message in call["request"]["body"]["messages"]:
+            message["content"] = "worker: " + message["content"]
+    mixed = [call for pair in zip(one, other, strict=True) for call in pair]
+    for number, call in enumerate(mixed):
+        call["metadata"]["call"] = number
+    told = tokens(tmp_path, mixed)
+    assert told.training_grade and not told.breaks
+    assert [one.calls for one in told.sequences] == [(0, 2, 4), (1, 3, 5)]
+    assert told.coverage["prefix"] == {"pairs": 4, "extends_previous_call": 4, "breaks": []}
+
+
+def test_calls_are_taken_in_the_order_they_began(tmp_path: Path) -> None:
+    told = tokens(tmp_path, conversation(3)[::-1])
+    assert told.training_grade and told.sequences[0].calls == (0, 1, 2) and told.sequences[0].lines == (2, 1, 0)
+
+
+def test_two_equal_candidates_are_told_and_not_guessed(tmp_path: Path) -> None:
+    first, second = conversation(2)
+    twin = copy.deepcopy(first)
+    twin["metadata"]["call"], second["metadata"]["call"] = 1, 2
+    told = tokens(tmp_path, [first, twin, second])
+    assert not told.training_grade and "not guessed" in str(told.reason)
+    assert told.coverage["ambiguous"] == [{"call": 2, "continues": [0, 1]}]
+
+
+def test_a_conversation_goes_on_over_a_call_that_is_not_complete(tmp_path: Path) -> None:
+    calls = conversation(3)
+    calls[1]["metadata"]["token_capture"]["completions"][0]["logprobs"] = None
+    told = tokens(tmp_path, calls)
+    (one,) = told.segments
+    assert one.calls == (0, 2) and one.completion_mask == [1] * 4 + [0] * (3 + 4 + 3) + [1] * 4
+    assert not told.training_grade and told.sequences == []
+
+
+def test_a_prompt_after_a_first_call_without_ids_says_after_what_it_begins(tmp_path: Path) -> None:
+    calls = conversation(2)
+    capture = calls[0]["metadata"]["token_capture"]
+    capture["completions"][0] |= {"token_ids": None, "logprobs": None, "tokens": None}
+    told = tokens(tmp_path, calls)
+    assert told.segment_notes[0]["start"] == {"reason": "after_dropped_call", "call": 0}
+
+
+# failed calls
+
+
+def test_a_failed_call_that_was_made_again_counts_for_nothing(tmp_path: Path) -> None:
+    calls = [failed(0), *conversation(2, start=1)]
+    calls[1]["metadata"]["retry_of"] = 0
+    assert line_of(tmp_path, calls) == (
+        "yes  write-number__5cfd1b6d [vllm]: 2/2 calls complete, 1/1 prompts extend the previous call; "
+        "1 failed call answered by a retry"
+    )
+
+
+def test_in_benchflows_logs_a_retry_is_the_call_with_the_same_messages(tmp_path: Path) -> None:
+    calls = conversation(2, start=1)
+    first = failed(0)
+    first["request"]["body"] = copy.deepcopy(calls[0]["request"]["body"])
+    for one in (first, *calls):
+        one["metadata"].pop("retry_of", None)
+    assert tokens(tmp_path, [first, *calls]).training_grade
+    calls[0]["request"]["body"]["messages"].append({"role": "user", "content": "something else"})
+    told = tokens(tmp_path / "other", [first, *calls])
+    assert not told.training_grade and told.coverage["failed_attempts"] == {"retried": 0, "unretried": 1}
+
+
+# what is not whole
+
+
+def test_a_torn_line_costs_the_grade_and_nothing_else(tmp_path: Path) -> None:
+    whole = b"".join(json.dumps(one).encode() + b"\n" for one in conversation(2))
+    text = line_of(tmp_path, [], journal=whole + whole[:200])
+    assert text.startswith("no   write-number__5cfd1b6d [vllm]: 2/2 calls complete, 1/1 prompts extend")
+    assert "its log is not whole: line 3" in text
+
+
+def test_a_journal_that_could_not_be_written_is_not_whole(tmp_path: Path) -> None:
+    told = tokens(
+        tmp_path, conversation(2), result={"export_error": "cannot write the journal: No space left on device"}
+    )
+    assert not told.training_grade and "No space left" in str(told.reason)
+
+
+def test_a_capture_of_another_version_is_told(tmp_path: Path) -> None:
+    calls = conversation(2)
+    calls[1]["metadata"]["token_capture"]["schema_version"] = "benchflow.token_capture.v9"
+    told = tokens(tmp_path, calls)
+    assert not told.training_grade and "v9" in str(told.reason)
+
+
+def test_a_log_with_the_numbers_of_two_proxies_is_read_by_its_lines(tmp_path: Path) -> None:
+    calls = conversation(3)
+    for call in calls:
+        call["metadata"]["call"] = 0
+    assert tokens(tmp_path, calls).sequences[0].calls == (0, 1, 2)
+
+
+def test_a_log_that_cannot_be_read_is_one_line_and_no_crash(tmp_path: Path) -> None:
+    job = make_job(tmp_path / "job", [{"name": "a__1"}, {"name": "b__2"}])
+    log = job / "a__1/trajectory/llm_trajectory.jsonl"
+    log.unlink()
+    log.symlink_to(job / "loop.jsonl")
+    (job / "loop.jsonl").symlink_to(log)
+    first, second, _ = run(job).stdout.splitlines()
+    assert first.startswith("no   a__1: ") and second.startswith("yes  b__2")
+
+
+# --json and --explain
+
+
+def test_json_carries_all_of_it(tmp_path: Path) -> None:
+    make_job(tmp_path / "job", [{"name": "a__1"}, {"name": "b__2", "calls": broken(2)}])
+    told = json.loads(run(tmp_path / "job", "--json", "--explain").stdout)
+    assert (told["rollouts"], told["training_grade_rollouts"]) == (2, 1)
+    good, bad = told["per_rollout"]
+    assert good["rollout"] == "a__1" and good["status"] == "captured" and good["path"] == "vllm"
+    assert (good["calls"], good["captured_calls"], good["complete_calls"]) == (2, 2, 2)
+    assert good["prefix"] == {"pairs": 1, "extends_previous_call": 1, "breaks": []}
+    assert good["threads"] == [{"thread": 0, "kind": good["threads"][0]["kind"], "calls": [0, 1]}]
+    assert bad["prefix"]["breaks"] == [1] and bad["breaks"][0]["index"] == 13 and bad["breaks"][0]["remedy"]
+    assert bad["explained"] and bad["reason"] == "a conversation's calls could not be merged into one sequence"
+
+
+def real_break(tmp_path: Path, name: str) -> Path:
+    """A job of two calls made of a labelled break, and a folder with its tokenizer."""
+    case = next(one for one in cases() if one.name == name)
+    calls = []
+    for number, told in enumerate((case.before, case.after)):
+        sampled = told.sampled.tolist() or [504, 2]
+        made = line(number, told.prompt.tolist(), sampled, messages=list(told.messages or []), sampling=PLAIN)
+        made["request"]["body"]["tools"] = told.tools
+        made["response"]["body"]["usage"]["completion_tokens"] = len(sampled)
+        made["response"]["body"]["choices"][0]["message"] = told.reply or {"role": "assistant", "content": "ok"}
+        calls.append(made)
+    make_job(tmp_path / "job", [{"name": "write-number__5cfd1b6d", "calls": calls}])
+    (tmp_path / "tokenizer").mkdir()
+    smollm().save(str(tmp_path / "tokenizer/tokenizer.json"))
+    return tmp_path / "job"
+
+
+def test_explain_shows_both_sides_the_cause_and_what_to_do(tmp_path: Path) -> None:
+    job = real_break(tmp_path, "arguments: the agent took the spaces out")
+    done = run(job, "--explain", "--tokenizer", tmp_path / "tokenizer")
+    text = done.stdout
+    assert "call 1 does not continue call 0: from token " in text
+    assert "cause   the tool call's arguments were written anew (certain)" in text
+    assert "change  the agent or the chat template wrote the arguments' JSON in another form" in text
+    assert "sampled tokens in the segment before, 2 sampled tokens in the one after" in text
+    held = next(one for one in text.splitlines() if one.strip().startswith("held"))
+    sent = next(one for one in text.splitlines() if one.strip().startswith("sent"))
+    assert "/app/answer" in held and '"/' in sent, (held, sent)
+    assert "sampled with" not in text, "plain sampling needs no word"
+
+
+def test_a_tokenizer_that_is_none_is_one_sentence(tmp_path: Path) -> None:
+    make_job(tmp_path / "job", [{}])
+    done = run(tmp_path / "job", "--explain", "--tokenizer", tmp_path)
+    assert "no tokenizer.json there" in str(done.exception)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert "cannot be read" in str(run(tmp_path / "job", "--tokenizer", tmp_path).exception)
+
+
+@pytest.mark.parametrize(
+    ("sent", "word"),
+    [
+        ({"temperature": 0.7}, "temperature 0.7"),
+        ({"top_p": 0.9}, "top_p 0.9"),
+        ({"top_k": 20}, "top_k 20"),
+        ({"min_p": 0.05}, "min_p 0.05"),
+        ({"presence_penalty": 1.5}, "presence_penalty 1.5"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty 1.1"),
+        ({"structured_outputs": {"regex": "a"}}, "a grammar (structured_outputs)"),
+        ({"response_format": {"type": "json_schema"}}, "a grammar (response_format json_schema)"),
+        ({"tool_choice": "required"}, "a tool grammar (tool_choice)"),
+        ({"logit_bias": {"5": 100}}, "logit_bias"),
+        ({"temperature": None}, "the engine's own temperature (not sent"),
+    ],
+)
+def test_sampling_that_is_not_plain_is_told_once_a_rollout(tmp_path: Path, sent: dict[str, Any], word: str) -> None:
+    parameters = {name: value for name, value in (PLAIN["sent"] | sent).items() if value is not None}  # type: ignore[operator]
+    sampling = {"sent": parameters, "session": {}, "engine_defaults": None}
+    make_job(tmp_path / "job", [{"calls": conversation(2, sampling=sampling)}])
+    (told,) = [one for one in run(tmp_path / "job", "--explain").stdout.splitlines() if "sampled with" in one]
+    assert word in told and "2 calls sampled with" in told and "importance ratios" in told
+
+
+def test_known_defaults_of_the_engine_count(tmp_path: Path) -> None:
+    defaults = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    calls = conversation(2, sampling={"sent": {}, "session": {}, "engine_defaults": defaults})
+    assert tokens(tmp_path, calls).coverage["sampling"][0]["plain"] is True
+
+
+def test_a_log_that_kept_no_sampling_is_read_from_its_requests(tmp_path: Path) -> None:
+    calls = conversation(1)
+    calls[0]["metadata"].pop("sampling", None)
+    calls[0]["request"]["body"] |= {"temperature": 0.3, "top_p": 1, "top_k": -1, "min_p": 0}
+    assert tokens(tmp_path, calls).coverage["sampling"][0]["not_plain"] == ["temperature 0.3"]
