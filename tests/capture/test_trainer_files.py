@@ -25,7 +25,8 @@ EVENTS: list[dict[str, Any]] = [
 def result(**more: Any) -> dict[str, Any]:
     return {
         "task_name": "write-number", "rollout_name": "write-number__5cfd1b6d", "rewards": {"reward": 1.0},
-        "agent": "pi-acp", "model": "vllm/my-policy", "agent_result": {"n_calls": 2, "n_input_tokens": 5}, "error": None,
+        "agent": "pi-acp", "model": "vllm/my-policy",
+        "agent_result": {"n_calls": 2, "n_input_tokens": 5}, "error": None,
         "verifier_error": None, **more,
     }  # fmt: skip
 
