@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 from starlette.types import Receive, Scope, Send
 
 from proxy.errors import Refusal
+from proxy.inflate import CODINGS, Inflate
 from proxy.upstream import Headers
 
 #: Headers of one connection only, and those that we set ourselves.
@@ -20,8 +21,12 @@ _NOT_UPSTREAM = frozenset(
 )
 _NOT_TO_AGENT = frozenset(
     b"connection keep-alive proxy-connection transfer-encoding te trailer upgrade content-length content-encoding "
-    b"set-cookie alt-svc".split()
+    b"set-cookie alt-svc location content-location refresh".split()  # the last three name the engine's address
 )
+
+
+#: Seconds that an agent may go on sending a body that was refused.
+LINGER = 10.0
 
 
 class AgentLeft(Exception):
@@ -58,19 +63,18 @@ class Agent:
             if message["type"] == "http.disconnect":
                 self.left = True
                 raise AgentLeft
-            part = message.get("body", b"")
-            if inflate is not None:
-                try:
-                    part = inflate.decompress(part, limit + 1 - size)
-                except zlib.error as error:
-                    raise Refusal(400, f"the request's compressed body is broken: {error}") from error
-                if inflate.unconsumed_tail:
-                    raise _too_large(limit)
-            size += len(part)
-            if size > limit:
-                raise _too_large(limit)
-            parts.append(part)
-            if not message.get("more_body", False):
+            part, last = message.get("body", b""), not message.get("more_body", False)
+            try:
+                for piece in (part,) if inflate is None else inflate.feed(part):
+                    size += len(piece)
+                    if size > limit:
+                        raise _too_large(limit)
+                    parts.append(piece)
+                if last and inflate is not None:
+                    inflate.finish()
+            except zlib.error as error:
+                raise Refusal(400, f"the request's compressed body is broken: {error}") from error
+            if last:
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def upstream_headers(self) -> Headers:
@@ -117,18 +121,32 @@ class Agent:
         await self.start(status, [*headers, (b"content-length", b"%d" % len(body))])
         await self.end(body)
 
+    async def answer_unread(self, status: int, headers: Headers, body: bytes) -> None:
+        """A whole reply to a request that is not read to its end; the connection closes after it.
 
-def reply_headers(headers: Headers) -> Headers:
-    """What of the engine's headers goes on to the agent."""
-    return [(name, value) for name, value in headers if name not in _NOT_TO_AGENT]
+        What the agent still sends is taken and thrown away for a while: closing at once would reset the connection, and
+        an agent in the middle of sending would see that instead of the answer.
+        """
+        await self.start(status, [*headers, (b"connection", b"close"), (b"content-length", b"%d" % len(body))])
+        await self.write(body)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER):
+                while (message := await self._receive())["type"] == "http.request" and message.get("more_body"):
+                    pass
+        await self.end()
 
 
-def _inflater(encoding: str | None) -> zlib._Decompress | None:
+def reply_headers(headers: Headers, scrub: Callable[[bytes], bytes] = bytes) -> Headers:
+    """What of the engine's headers goes on to the agent; `scrub` takes out what it must not learn."""
+    return [(name, scrub(value)) for name, value in headers if name not in _NOT_TO_AGENT]
+
+
+def _inflater(encoding: str | None) -> Inflate | None:
     coding = (encoding or "identity").strip().lower()
     if coding == "identity":
         return None
-    if coding in ("gzip", "x-gzip", "deflate"):
-        return zlib.decompressobj(zlib.MAX_WBITS | 32)
+    if coding.encode("latin-1") in CODINGS:
+        return Inflate()
     raise Refusal(415, f"the request's content-encoding {coding!r} is not understood; send gzip or none")
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 from starlette.applications import Starlette
@@ -18,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from proxy.agent import Agent, reply_headers
 from proxy.errors import ProxyError, Refusal, SessionError, SettingsError, UpstreamError
 from proxy.metrics import Metrics
-from proxy.relay import Relay, refuse
+from proxy.relay import REDIRECTED, Relay, refuse
 from proxy.replicas import Replicas
 from proxy.sessions import Session, Sessions
 from proxy.settings import Settings
@@ -83,16 +84,25 @@ class Models:
                 raise Refusal(502, "the engine cannot be reached; is it up?")
             headers = replica.auth([*agent.upstream_headers(), (b"accept-encoding", b"identity")])
             try:
-                response = await replica.client.send("GET", scope["path"], headers, b"")
+                response = await replica.client.send("GET", _models_path(scope["path"]), headers, b"")
                 try:
                     data = await response.read()
                 finally:
                     response.close()
             except UpstreamError as error:
                 raise Refusal(502, str(error)) from error
-            await agent.answer(response.status, reply_headers(response.headers), data)
+            if 300 <= response.status < 400:
+                raise Refusal(502, REDIRECTED)
+            await agent.answer(response.status, reply_headers(response.headers, replica.scrub), replica.scrub(data))
         except Refusal as refusal:
             await refuse(agent, session, refusal)
+
+
+def _models_path(path: str) -> str:
+    """The path as it goes on: what stands in a model's name is escaped, and leads nowhere but to models."""
+    if any(part in (".", "..") for part in path.split("/")):
+        raise Refusal(404, f"{path} is not served here")
+    return quote(path, safe="/:@!$&'()*+,;=~")
 
 
 async def health(request: Request) -> Response:

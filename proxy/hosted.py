@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import httpx
 
 from proxy.errors import UpstreamBroke, UpstreamTimeout, UpstreamUnreachable
-from proxy.upstream import Headers, Timeouts
+from proxy.upstream import Headers, Timeouts, read_all
 
 
 class HostedClient:
@@ -26,7 +26,6 @@ class HostedClient:
 
     async def send(self, method: str, path: str, headers: Headers, body: bytes) -> HostedResponse:
         request = self._client.build_request(method, self._url + path, headers=headers, content=body or None)
-        # One read timeout serves both waits in httpx; the second is set once the head is here.
         try:
             answer = await self._client.send(request, stream=True)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
@@ -35,6 +34,8 @@ class HostedClient:
             raise UpstreamTimeout(f"the API did not begin to answer within {self._bounds.first_byte:g} s") from error
         except httpx.HTTPError as error:
             raise UpstreamBroke("the connection to the API broke before an answer came") from error
+        # One read timeout serves both waits in httpx, and it is read again when the body is: now it bounds silence.
+        request.extensions["timeout"]["read"] = self._bounds.idle
         return HostedResponse(answer)
 
     async def close(self) -> None:
@@ -57,7 +58,7 @@ class HostedResponse:
             raise UpstreamBroke("the API's answer broke off in the middle") from error
 
     async def read(self) -> bytes:
-        return b"".join([data async for data in self.chunks()])
+        return await read_all(self)
 
     def close(self) -> None:
         task = asyncio.ensure_future(self._answer.aclose())

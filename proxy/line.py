@@ -14,11 +14,15 @@ from capture.codes import why
 from capture.engines.base import Reader
 from capture.purpose import purpose
 from capture.record import FIELDS, TokenCapture, Unavailable
-from capture.redact import redact, secrets_seen
+from capture.redact import redact, redact_text, secrets_seen
 from proxy.replicas import Replica
 from proxy.requests import Request
 from proxy.sessions import Session
 from proxy.upstream import Headers
+
+#: orjson writes 254 levels and reads 1024; nothing that is stored is nested deeper than this.
+DEEPEST = 200
+TOO_DEEP = "(nested too deeply to be kept)"
 
 #: The agent's headers that are kept: who called, and which call of which session it says it was.
 KEPT_HEADERS = frozenset(
@@ -107,11 +111,7 @@ def journal_line(
     answered = facts.error_body if facts.outcome == "error" or reader is None else reader.assembled()
     if facts.failure is not None and facts.outcome == "truncated" and isinstance(answered, dict):
         answered = {**answered, "error": {"message": facts.failure, "type": "truncated"}}
-    body = redact(request.body)
-    # The agent's own bytes where nothing had to be taken out.
-    stored: Any = body
-    if body is request.body and request.strict:
-        stored = orjson.Fragment(request.raw)
+    stored, answered = _stored(request), _cleaned(answered)
     metadata: dict[str, Any] = {
         "session": session.id,
         "session_name": session.name,
@@ -136,7 +136,7 @@ def journal_line(
         "secrets_seen": secrets_seen(request.body, answered),
     }
     if not request.is_object:
-        metadata["unreadable_body"] = request.raw[:2000].decode("utf-8", "replace")
+        metadata["unreadable_body"] = redact_text(request.raw[:2000].decode("utf-8", "replace"))
     if capture is not None:
         metadata["token_capture"] = capture.to_json()
     return _dump(
@@ -152,7 +152,7 @@ def journal_line(
                 "timestamp": _iso(facts.ended_at),
                 "status_code": facts.status,
                 "headers": {},
-                "body": redact(answered),
+                "body": answered,
             },
             "duration_ms": facts.duration_ms,
             "metadata": metadata,
@@ -160,19 +160,37 @@ def journal_line(
     )
 
 
+def _stored(request: Request) -> Any:
+    """The request's body for the journal: the agent's own bytes where nothing had to be taken out."""
+    body = _cleaned(request.body)
+    return orjson.Fragment(request.raw) if body is request.body and request.strict else body
+
+
+def _cleaned(value: Any) -> Any:
+    try:
+        return redact(value)
+    except RecursionError:
+        return redact(_writable(value))
+
+
 def _dump(line: dict[str, Any]) -> bytes:
     try:
         return orjson.dumps(line)
-    except (orjson.JSONEncodeError, TypeError):
+    except TypeError:
         return orjson.dumps(_writable(line))
 
 
-def _writable(value: Any) -> Any:
-    """`value` without what JSON cannot hold: lone surrogates are replaced, other strangers become their text."""
+def _writable(value: Any, depth: int = 0) -> Any:
+    """`value` without what JSON cannot hold: lone surrogates are replaced, other strangers become their text.
+
+    What is nested deeper than a writer of JSON goes becomes a word that says so.
+    """
+    if isinstance(value, dict | list | tuple) and depth > DEEPEST:
+        return TOO_DEEP
     if isinstance(value, dict):
-        return {_writable(key): _writable(item) for key, item in value.items()}
+        return {_writable(key): _writable(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_writable(item) for item in value]
+        return [_writable(item, depth + 1) for item in value]
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, int) and not -(2**63) <= value < 2**64:

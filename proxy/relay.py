@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from capture.assemble import stream_of
 from capture.engines.base import Ask, Engine, Reader, Wants
+from capture.record import TokenCapture
 from capture.sse import Decoder, Event
 from proxy.agent import Agent, AgentLeft, reply_headers
 from proxy.errors import Refusal, UpstreamBroke, UpstreamError, UpstreamTimeout, UpstreamUnreachable, error_body
@@ -34,6 +35,9 @@ log = logging.getLogger("proxy")
 
 SSE_HEADERS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
 KEEP_ALIVE = b": keep-alive\n\n"
+#: Seconds that an engine may linger after [DONE], and a cancelled call over writing its line.
+LINGER = 2.0
+REDIRECTED = "the engine answered with a redirect; give its final address as --upstream"
 
 
 class Relay:
@@ -83,6 +87,7 @@ class Exchange:
         self.engine: Engine | None = None
         self._held: list[bytes] = []
         self._holding = False
+        self._done = False
         self._reply: tuple[int, Headers, bytes] | None = None
         self._cut = False
 
@@ -97,9 +102,12 @@ class Exchange:
             self._engine_failed(error)
         except asyncio.CancelledError:  # the proxy, or the session, is being stopped
             self.facts.outcome = "aborted"
-            await self._record()
+            await surely(self._record())
             raise
-        await self._record()
+        except Exception as error:
+            log.exception("a call failed by a fault of the proxy's own (%s); please report it", error)
+            self._engine_failed(UpstreamBroke("the proxy failed; its log says how"), status=500)
+        await surely(self._record())
         await self._end()
 
     async def _exchange(self) -> None:
@@ -112,12 +120,14 @@ class Exchange:
 
     async def _answered(self, response: Response) -> None:
         self.facts.status = response.status
+        if 300 <= response.status < 400:
+            raise UpstreamBroke(REDIRECTED)
         if response.status != 200:
             await self._error(response)
-        elif self.request.streams and self.ask and self.ask.unstreamed:
-            await self._restream(response)
         elif is_event_stream(response.headers):
             await self._stream(response)
+        elif self.request.streams and self.ask and self.ask.unstreamed:
+            await self._restream(response)
         else:
             await self._whole(response)
 
@@ -147,13 +157,13 @@ class Exchange:
         wants = self._wants(replica)
         response = await self._post(replica, engine, wants)
         while response.status in (400, 422) and self.ask is not None and self.ask.injected:
-            said = await response.read()
+            said = replica.scrub(await response.read())
             response.close()
             in_stream = self.request.streams and not self.ask.unstreamed
             if in_stream and engine.refused(self.ask, response.status, loads(said)):
                 wants = replace(wants, buffered=True)
             else:
-                wants = replace(wants, capture=False)
+                wants = replace(self._wants(replica), capture=False)
             response = await self._post(replica, engine, wants)
             if response.status == 200 and wants.capture:
                 replica.buffered.add(self.relay.wire)
@@ -183,8 +193,13 @@ class Exchange:
         return engine.ask(self.relay.wire, self.request.upstream, self._wants(replica)).unstreamed
 
     async def _post(self, replica: Replica, engine: Engine, wants: Wants) -> Response:
-        self.ask = engine.ask(self.relay.wire, self.request.upstream, wants)
-        self.reader = engine.reader(self.relay.wire, self.request.upstream, self.ask)
+        try:
+            self.ask = engine.ask(self.relay.wire, self.request.upstream, wants)
+            self.reader = engine.reader(self.relay.wire, self.request.upstream, self.ask)
+        except Exception as error:
+            self._capture_failed(error)
+            self.ask = Ask(dict(self.request.upstream))
+            self.reader = Engine().reader(self.relay.wire, self.request.upstream, self.ask)
         body = self.request.dump(self.ask.body)
         headers = [
             *self.agent.upstream_headers(),
@@ -198,13 +213,18 @@ class Exchange:
 
     async def _stream(self, response: Response) -> None:
         """Chunks go out as they come in, less what exists only because we asked."""
-        await self.agent.start(200, reply_headers(response.headers))
+        if not self.agent.started:
+            await self.agent.start(200, reply_headers(response.headers, self._scrub))
         decoder = Decoder()
-        async for data in response.chunks():
-            self.facts.first_byte()
-            out = self._events(decoder.feed(data))
-            if out:
-                await self.agent.write(out)
+        with suppress(TimeoutError):  # after [DONE] nothing has to come: an engine that lingers holds nobody up
+            async with asyncio.timeout(None) as lingering:
+                async for data in response.chunks():
+                    self.facts.first_byte()
+                    out = self._events(decoder.feed(data))
+                    if out:
+                        await self.agent.write(out)
+                    if self._done and lingering.when() is None:
+                        lingering.reschedule(asyncio.get_running_loop().time() + LINGER)
         self._events(decoder.flush())
         assert self.reader is not None
         self._held.append(_sse(self.reader.rest()))
@@ -215,6 +235,9 @@ class Exchange:
         """What may go out now; what belongs to the end of the reply is put aside."""
         out: list[bytes] = []
         for event in events:
+            if b'"error"' in event.raw:
+                data = None if event.data is None else self._scrub(event.data)
+                event = replace(event, data=data, raw=self._scrub(event.raw))
             piece = self._event(event)
             if self._holding:
                 self._held.append(piece)
@@ -226,8 +249,8 @@ class Exchange:
         reader, data = self.reader, event.data
         if not data or reader is None:
             return event.raw  # a comment
-        if data == b"[DONE]":
-            self._holding = True
+        if data.strip() == b"[DONE]":
+            self._holding = self._done = True
             return _sse(reader.rest()) + event.raw
         try:
             given = reader.event(data)
@@ -247,7 +270,7 @@ class Exchange:
         data = await response.read()
         self.facts.first_byte()
         await self._side_questions()
-        self._reply = 200, reply_headers(response.headers), self._read(data)
+        self._reply = 200, reply_headers(response.headers, self._scrub), self._read(data)
 
     async def _restream(self, response: Response) -> None:
         """The engine answered whole; the agent gets the chunks it would have seen."""
@@ -256,7 +279,10 @@ class Exchange:
         await self._side_questions()
         body = loads(self._read(data))
         if not isinstance(body, dict):
-            self._reply = 200, reply_headers(response.headers), data
+            if self.agent.started:  # by comments
+                self._held.append(_one_event(data))
+            else:
+                self._reply = 200, reply_headers(response.headers, self._scrub), data
             return
         chunks = stream_of(body, include_usage=self.request.include_usage)
         self._holding = True
@@ -286,7 +312,7 @@ class Exchange:
             await replica.answer_questions(self.engine, self.reader)
 
     async def _error(self, response: Response) -> None:
-        data = await response.read()
+        data = self._scrub(await response.read())
         self.facts.outcome = "error"
         self.facts.error_body = loads(data)
         self.session.tally.last_error = f"HTTP {response.status}: {refusal_text(data)}"
@@ -294,17 +320,21 @@ class Exchange:
             log.warning("session %s: the engine refused our key (401); check --upstream-key", self.session.name)
         if self.agent.started:  # the reply has begun with comments: the error becomes an event, as in a stream
             self._holding = True
-            self._held.append(b"data: " + data.replace(b"\n", b" ") + b"\n\n")
+            self._held.append(_one_event(data))
         else:
-            self._reply = response.status, reply_headers(response.headers), data
+            self._reply = response.status, reply_headers(response.headers, self._scrub), data
 
-    def _engine_failed(self, error: UpstreamError) -> None:
+    def _scrub(self, data: bytes) -> bytes:
+        replica = self.session.replica
+        return data if replica is None else replica.scrub(data)
+
+    def _engine_failed(self, error: UpstreamError, status: int | None = None) -> None:
         log.warning("session %s, call %d: %s", self.session.name, self.facts.number, error)
         self.session.tally.last_error = str(error)
         began = self.agent.started and self.reader is not None and self.reader.began
         self.facts.outcome = "truncated" if began else "error"
         self.facts.failure = str(error)
-        refusal = Refusal(504 if isinstance(error, UpstreamTimeout) else 502, str(error))
+        refusal = Refusal(status or (504 if isinstance(error, UpstreamTimeout) else 502), str(error))
         name = self.engine.name if self.engine else None
         body = error_body(name, refusal)
         if not began:
@@ -312,7 +342,7 @@ class Exchange:
             self.facts.error_body = loads(body)
         if not self.agent.started:
             self._reply = refusal.status, [(b"content-type", b"application/json")], body
-        elif isinstance(error, UpstreamBroke):
+        elif isinstance(error, UpstreamBroke) and began:
             self._cut = True  # as the engine's own reply was cut
         else:
             self._held.append(b"data: " + body + b"\n\n")
@@ -338,18 +368,26 @@ class Exchange:
     # the end
 
     async def _record(self) -> None:
-        """The call's line is in the journal when this returns, or the session says why it is not."""
+        """The call's line is in the journal when this returns, or the session says why it is not. Never raises."""
         facts, session, metrics = self.facts, self.session, self.relay.metrics
         facts.over(session.policy_version)
-        capture = facts.capture(self.reader, session.capture, self.request.is_object)
+        try:
+            capture, line = self._line()
+        except Exception as error:
+            self._capture_failed(error)
+            self.reader = None
+            capture, line = self._line()
         session.remember(self.request.fingerprint, facts.number, facts.outcome)
         usage = self.reader.usage if self.reader is not None else {}
         session.count(capture, usage)
         metrics.count(facts.wire, facts.outcome, facts.ttft_ms, capture)
-        line = journal_line(facts, self.request, self.agent.headers, session, self.reader, capture)
         with metrics.journal_queue.track_inprogress():
             if not await session.write(line):
                 metrics.journal_failures.inc()
+
+    def _line(self) -> tuple[TokenCapture | None, bytes]:
+        capture = self.facts.capture(self.reader, self.session.capture, self.request.is_object)
+        return capture, journal_line(self.facts, self.request, self.agent.headers, self.session, self.reader, capture)
 
     async def _end(self) -> None:
         if self.agent.left:
@@ -369,8 +407,24 @@ async def refuse(agent: Agent, session: Session | None, refusal: Refusal) -> Non
     if refusal.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     if refusal.status == 413:
-        headers.append((b"connection", b"close"))
-    await agent.answer(refusal.status, headers, body)
+        await agent.answer_unread(refusal.status, headers, body)
+    else:
+        await agent.answer(refusal.status, headers, body)
+
+
+async def surely(work: Coroutine[Any, Any, None]) -> None:
+    """Does `work` to its end even where the task that waits for it is cancelled meanwhile; then says so."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task], timeout=LINGER)
+        raise
+
+
+def _one_event(data: bytes) -> bytes:
+    """What came whole, as one event: its line ends would break it."""
+    return b"data: " + b" ".join(data.splitlines()) + b"\n\n"
 
 
 def _sse(data: bytes | None) -> bytes:

@@ -35,6 +35,8 @@ class Replica:
     sampling_defaults: dict[str, Any] | None = None
     #: Wires on which it refused capture fields in a stream: those are called unstreamed from then on.
     buffered: set[str] = field(default_factory=set)
+    #: What no agent and no record may see of it: its key, and its address where that is no ordinary word.
+    secrets: tuple[bytes, ...] = ()
     sessions: int = 0
     down_until: float = 0.0
     _detecting: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -87,6 +89,13 @@ class Replica:
             while True:
                 path, body = questions.send(await self.get_json(path, method="POST", body=body))
 
+    def scrub(self, data: bytes) -> bytes:
+        """`data` without this engine's key and address: for errors, and for headers; never for model text."""
+        for secret in self.secrets:
+            if secret in data:
+                data = data.replace(secret, b"***")
+        return data
+
     def auth(self, headers: Headers, body: bytes = b"") -> Headers:
         """`headers` with this engine's key, and the content type of a JSON body."""
         made = list(headers)
@@ -105,7 +114,13 @@ class Replicas:
     ) -> None:
         """Raises `SettingsError` for an address that is none."""
         self.all = [
-            Replica(f"replica-{number}", make_client(upstream_base(url), timeouts or Timeouts()), key, engine_name)
+            Replica(
+                f"replica-{number}",
+                make_client(upstream_base(url), timeouts or Timeouts()),
+                key,
+                engine_name,
+                secrets=_secrets(upstream_base(url), key),
+            )
             for number, url in enumerate(urls)
         ]
 
@@ -133,6 +148,12 @@ class Replicas:
     async def close(self) -> None:
         for replica in self.all:
             await replica.client.close()
+
+
+def _secrets(base: str, key: str | None) -> tuple[bytes, ...]:
+    """A key shorter than any real one (`EMPTY`, say) is none, and would be a word of error texts."""
+    address = base.partition("://")[2].partition("/")[0]
+    return tuple(one.encode() for one in (key, address) if one and len(one) > 7 and (one is key or not one.isalnum()))
 
 
 def make_client(base: str, timeouts: Timeouts) -> Client:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,8 @@ SAMPLING = (
 class Request:
     """`raw` as it came; `body` parsed, an empty object where `raw` is none; `upstream` what is sent on.
 
-    `strict` says that `raw` is one line of JSON as the journal writes it, so that it can be copied there as it is.
+    `strict` says that `raw` is one line of JSON as the journal writes it, so that it can be copied there as it is;
+    `lenient` that it holds what only Python's JSON does (NaN, lone surrogates), which goes on as it came.
     """
 
     raw: bytes
@@ -34,20 +36,22 @@ class Request:
     upstream: dict[str, Any]
     is_object: bool
     strict: bool
+    lenient: bool
 
     @classmethod
     def of(cls, raw: bytes, session: Session) -> Request:
         parsed, strict = parse(raw)
         if not isinstance(parsed, dict):
             # Not for us to judge: the engine gets it as it is, and its own error goes back.
-            return cls(raw, {}, {}, False, False)
+            return cls(raw, {}, {}, False, False, False)
         upstream = dict(parsed)
         if session.model is not None:
             upstream["model"] = session.model
         for name, value in session.sampling.items():
             if upstream.get(name) is None:
                 upstream[name] = value
-        return cls(raw, parsed, upstream, True, strict and b"\n" not in raw and b"\r" not in raw)
+        one_line = strict and b"\n" not in raw and b"\r" not in raw
+        return cls(raw, parsed, upstream, True, one_line, not strict)
 
     @property
     def streams(self) -> bool:
@@ -72,11 +76,13 @@ class Request:
         """`body` as bytes for the engine; the agent's own bytes where nothing was changed."""
         if not self.is_object or (body == self.body and body is not self.body):
             return self.raw
+        if not self.lenient:
+            with suppress(TypeError):  # nested deeper than orjson writes
+                return orjson.dumps(body)
         try:
-            return orjson.dumps(body)
-        except (orjson.JSONEncodeError, TypeError):
-            # Lone surrogates and integers beyond 64 bits: JSON that orjson does not write.
             return json.dumps(body, separators=(",", ":")).encode()
+        except RecursionError:
+            return self.raw
 
 
 def parse(raw: bytes) -> tuple[Any, bool]:

@@ -136,8 +136,7 @@ class Session:
         async with self._writing:
             try:
                 if self.journal.fsync or len(line) > INLINE_LINE:
-                    # Shielded: a call that is cancelled now must not leave half of its line to another thread.
-                    await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, self.journal.append, line))
+                    await asyncio.get_running_loop().run_in_executor(None, self.journal.append, line)
                 else:
                     self.journal.append(line)
                 return True

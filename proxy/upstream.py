@@ -18,11 +18,16 @@ from urllib.parse import urlsplit
 import httptools
 
 from proxy.errors import UpstreamBroke, UpstreamTimeout, UpstreamUnreachable
+from proxy.inflate import CODINGS, Inflate
 
 Headers = list[tuple[bytes, bytes]]
 
 #: Uvicorn, in front of vLLM and SGLang, closes a connection that was idle for 5 s; one of ours is dropped well before.
 IDLE_EXPIRY = 3.0
+#: A kept connection that the engine closes later than this after a call was sent on it may have had the call read.
+CLOSED_AT_ONCE = 1.0
+#: An answer read whole is at most this large; a compressed one of a few MiB could otherwise take all memory.
+LARGEST = 1 << 30
 #: Reading stops when this much waits for an agent that reads slowly, and goes on at half of it.
 HIGH_WATER = 1 << 20
 
@@ -80,18 +85,20 @@ class HttpClient:
         """Sends one request and waits for the head of the answer.
 
         Raises `UpstreamUnreachable` (nothing was sent), `UpstreamTimeout` or `UpstreamBroke`. A request that was sent
-        is sent again only where a kept connection turned out to be closed before it brought a byte: then the engine has
-        not read it.
+        is sent again only where a kept connection turned out to be closed, at once and before it brought a byte: then
+        the engine has not read it.
         """
         wire = _request(method, self.prefix + path, self._netloc, headers, body)
         while True:
             connection, reused = await self._connection()
+            sent = asyncio.get_running_loop().time()
             try:
                 await connection.exchange(wire, self.timeouts)
                 return connection
             except UpstreamBroke:
                 connection.close()
-                if not (reused and connection.untouched):
+                waited = asyncio.get_running_loop().time() - sent
+                if not (reused and connection.untouched and waited < CLOSED_AT_ONCE):
                     raise
             except BaseException:
                 connection.close()
@@ -154,10 +161,11 @@ class _Connection(asyncio.Protocol):
         self._head = False
         self._ends_with_connection = False
         self._complete = False
+        self._surplus = False
         self._pending: list[bytes] = []
         self._waiting_bytes = 0
         self._paused = False
-        self._inflate: _Inflate | None = None
+        self._inflate: Inflate | None = None
         self._parser = httptools.HttpResponseParser(self)
 
     # asyncio's side
@@ -168,13 +176,18 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.untouched = False
         self._last_data = self._loop.time()
-        if not self._busy:  # bytes nobody asked for: never mistake them for the next answer
+        if not self._busy or self._complete:  # bytes nobody asked for: never mistake them for an answer
             self.drop()
             return
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError:
+            self.drop()  # `_fail` said why
         except httptools.HttpParserError as error:
-            self._fail(UpstreamBroke(f"the engine's answer is not HTTP ({error})"))
+            if not self._complete:  # else it is about what came after the answer
+                self._fail(UpstreamBroke(f"the engine's answer is not HTTP ({error})"))
+            self.drop()
+        if self._surplus:
             self.drop()
         if self._waiting_bytes > HIGH_WATER and not self._paused and self._transport:
             self._paused = True
@@ -188,7 +201,7 @@ class _Connection(asyncio.Protocol):
         self._pool.forget(self)
         self._transport = None
         if self._busy and not self._complete:
-            if self._head and self._ends_with_connection:
+            if self._head and self._ends_with_connection and exc is None:
                 self._complete = True
             else:
                 self._fail(UpstreamBroke("the engine closed the connection in the middle of its answer"))
@@ -196,10 +209,16 @@ class _Connection(asyncio.Protocol):
 
     # httptools' side
 
+    def on_message_begin(self) -> None:
+        self._surplus = self._complete  # a second answer right behind the first
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
+        if not self._complete:
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        if self._complete:
+            return
         status = self._parser.get_status_code()
         if 100 <= status < 200:  # an interim answer; the real one follows
             self.headers.clear()
@@ -208,15 +227,20 @@ class _Connection(asyncio.Protocol):
         self._head = True
         names = dict(self.headers)
         encoding = names.get(b"content-encoding", b"").lower().strip()
-        if encoding and encoding != b"identity":
-            self._inflate = _Inflate(encoding)
-        self._ends_with_connection = b"content-length" not in names and b"chunked" not in names.get(
-            b"transfer-encoding", b""
+        if encoding in CODINGS:
+            self._inflate = Inflate()
+        elif encoding and encoding != b"identity":
+            told = encoding.decode("latin-1")
+            self._fail(UpstreamBroke(f"the engine answered with content-encoding {told!r}, which nobody asked for"))
+            raise ValueError(told)
+        self._ends_with_connection = (
+            b"content-length" not in names and b"chunked" not in names.get(b"transfer-encoding", b"").lower()
         )
 
     def on_body(self, data: bytes) -> None:
-        self._pending.append(data)
-        self._waiting_bytes += len(data)
+        if not self._complete:
+            self._pending.append(data)
+            self._waiting_bytes += len(data)
 
     def on_message_complete(self) -> None:
         if self._head:
@@ -269,11 +293,20 @@ class _Connection(asyncio.Protocol):
                     self._paused = False
                     self._last_data = self._loop.time()
                     self._transport.resume_reading()
-                if self._inflate:
-                    data = self._inflate.feed(data)
-                if data:
+                if self._inflate is None:
                     yield data
+                    continue
+                try:
+                    for piece in self._inflate.feed(data):
+                        yield piece
+                except zlib.error as error:
+                    raise _not_compressed(error) from error
             elif self._complete:
+                try:
+                    if self._inflate is not None:
+                        self._inflate.finish()
+                except zlib.error as error:
+                    raise _not_compressed(error) from error
                 return
             elif self._lost:
                 raise self._lost
@@ -281,7 +314,7 @@ class _Connection(asyncio.Protocol):
                 await self._wait()
 
     async def read(self) -> bytes:
-        return b"".join([data async for data in self.chunks()])
+        return await read_all(self)
 
     def close(self) -> None:
         """Gives the connection back when the answer is whole and both sides keep it; drops it otherwise."""
@@ -317,19 +350,20 @@ class _Connection(asyncio.Protocol):
             self._waiter.set_result(None)
 
 
-class _Inflate:
-    """Undoes an engine's (or its gateway's) content encoding, piece by piece."""
+async def read_all(response: Response) -> bytes:
+    """An answer's whole body. Raises `UpstreamBroke` where it is larger than `LARGEST`."""
+    parts: list[bytes] = []
+    size = 0
+    async for data in response.chunks():
+        size += len(data)
+        if size > LARGEST:
+            raise UpstreamBroke(f"the engine's answer is larger than {LARGEST >> 20} MiB")
+        parts.append(data)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def __init__(self, encoding: bytes) -> None:
-        if encoding not in (b"gzip", b"x-gzip", b"deflate"):
-            raise UpstreamBroke(f"the engine answered with content-encoding {encoding.decode('latin-1')}, unasked")
-        self._z = zlib.decompressobj(zlib.MAX_WBITS | 32)
 
-    def feed(self, data: bytes) -> bytes:
-        try:
-            return self._z.decompress(data)
-        except zlib.error as error:
-            raise UpstreamBroke(f"the engine's compressed answer is broken ({error})") from error
+def _not_compressed(error: zlib.error) -> UpstreamBroke:
+    return UpstreamBroke(f"the engine's compressed answer is broken ({error})")
 
 
 def _request(method: str, path: str, netloc: bytes, headers: Headers, body: bytes) -> list[bytes]:
