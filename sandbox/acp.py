@@ -12,15 +12,17 @@ import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from acp.connection import Connection
 from acp.exceptions import RequestError
 from acp.meta import PROTOCOL_VERSION
 
-from sandbox.agents.base import Scene
 from sandbox.box import STDOUT, Bounded, Lines, Pipe, Ran
 from sandbox.errors import AgentError
+
+if TYPE_CHECKING:
+    from sandbox.agents.base import Scene
 
 HANDSHAKE = 60.0
 #: Longest line that is read as a message.
