@@ -142,8 +142,11 @@ def launch(prepared: Prepared, say: Callable[[str], None]) -> int:
                 say(line.decode("utf-8", "replace").rstrip("\n"))
         except KeyboardInterrupt:
             child.send_signal(signal.SIGINT)
-            for line in child.stdout:
-                copy.write(line)
+            try:
+                for line in child.stdout:
+                    copy.write(line)
+            except KeyboardInterrupt:  # asked twice
+                child.terminate()
         finally:
             code = child.wait()
             ended = {"status": "finished" if code == 0 else "failed", "exit_code": code, "ended_at": _now()}
@@ -156,10 +159,10 @@ def _check(plan: Plan) -> None:
         raise NoSuchPath(f"No such path: {plan.checkout}")
     if not (plan.checkout / "pyproject.toml").is_file():
         raise BadInput(f"{plan.checkout} is no checkout of Prime-RL: it has no pyproject.toml")
-    if (plan.source is None) == (plan.data is None) and plan.config is None:
-        raise BadInput("give the job folder to train on, or rows with --data")
     if plan.source is not None and plan.data is not None:
         raise BadInput("give the job folder to train on or rows with --data, not both")
+    if plan.source is None and plan.data is None and plan.config is None:
+        raise BadInput("give the job folder to train on, or rows with --data")
     if plan.data is not None and not plan.data.exists():
         raise NoSuchPath(f"No such path: {plan.data}")
 
