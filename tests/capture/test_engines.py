@@ -170,6 +170,9 @@ def test_an_agent_of_sglang_gets_the_one_list_it_asked_for() -> None:
     ext = {"input_ids": PROMPT, "output_ids": [[7, 8]]}
     _, _, given = read({**body, "sglext": ext}, name="sglang", return_output_ids_in_sglext=True)
     assert given["sglext"] == {"output_ids": [[7, 8]]}
+    both = {"response_token_ids": [7, 8], "prompt_token_ids": PROMPT}
+    _, _, given = read(answer(prompt_token_ids=None, choice=both), name="sglang", return_prompt_token_ids=True)
+    assert given["choices"][0]["prompt_token_ids"] == PROMPT and "response_token_ids" not in given["choices"][0]
 
 
 def test_sglang_flushes_logprobs_on_chunks_of_their_own_which_are_the_agents_if_it_asked() -> None:
@@ -419,6 +422,7 @@ def test_a_large_prompt_is_taken_out_within_five_milliseconds() -> None:
         given = reader.event(data)
         best = min(best, time.perf_counter() - began)
     assert given is not None and json.loads(given)["prompt_token_ids"] is None
+    assert reader.sampled.prompt is not None and reader.sampled.prompt._list is None, "it was never parsed"
     assert reader.sampled.prompt == ids
     assert best < 0.025, "5 ms where the core is free, and here it may not be"
 
@@ -484,12 +488,30 @@ def test_an_event_that_is_no_json_costs_nothing_where_the_counts_agree() -> None
     assert reader.capture("ok", status=200).complete
 
 
-def test_json_that_only_python_writes_goes_out_as_it_came() -> None:
+@pytest.mark.parametrize("odd", [b'"\\ud83d"', b"NaN", b"-Infinity"])
+def test_json_that_only_python_writes_goes_out_as_it_came(odd: bytes) -> None:
     one = engine("vllm")
-    reader = one.reader(CHAT, {"logprobs": True}, one.ask(CHAT, {"logprobs": True}, Wants()))
-    choice = b'{"index":0,"message":{"content":"\\ud83d"},"logprobs":{"content":[{"logprob":NaN}]},"token_ids":[1]}'
-    data = b'{"choices":[' + choice + b"]}"
+    reader = one.reader(CHAT, {}, one.ask(CHAT, {}, Wants()))
+    data = b'{"choices":[{"index":0,"message":{"content":"a"},"odd":' + odd + b',"token_ids":[1]}]}'
     assert reader.body(data) == data.replace(b"[1]", b"null")
+
+
+def test_a_count_beside_a_choice_is_taken_out_and_the_choice_is_not() -> None:
+    end = {"index": 0, "delta": {"content": "a"}, "token_ids": [7], "finish_reason": "stop", **entries(-0.5)}
+    chunk = {"choices": [end], "prompt_token_ids": PROMPT, "usage": {"prompt_tokens": 3, "completion_tokens": 1}}
+    capture, seen = streamed([chunk], name="sglang")
+    assert capture.complete and "usage" not in seen[0] and seen[0]["choices"][0]["delta"] == {"content": "a"}
+    _, seen = streamed([chunk], name="sglang", stream_options={"include_usage": True})
+    assert seen[0]["usage"] == chunk["usage"]
+
+
+def test_a_call_is_finished_when_every_choice_is() -> None:
+    one = engine("vllm")
+    body = {"stream": True, "n": 2}
+    reader = one.reader(CHAT, body, one.ask(CHAT, body, Wants()))
+    for index, finished in ((0, False), (0, False), (1, True)):
+        reader.event(json.dumps({"choices": [{"index": index, "delta": {}, "finish_reason": "stop"}]}).encode())
+        assert reader.finished is finished
 
 
 def test_unreadable_events_are_passed_on_and_noted() -> None:
