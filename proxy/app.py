@@ -22,7 +22,7 @@ from proxy.metrics import Metrics
 from proxy.relay import REDIRECTED, Relay, refuse
 from proxy.replicas import Replicas
 from proxy.sessions import Session, Sessions
-from proxy.settings import Settings
+from proxy.settings import Settings, check_engine, check_key, check_top_logprobs
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -168,6 +168,8 @@ class Admin:
         unknown = set(fields) - _SESSION_FIELDS
         if unknown:
             raise SettingsError(f"unknown field {sorted(unknown)[0]!r}; known are {', '.join(sorted(_SESSION_FIELDS))}")
+        if "\0" in str(fields.get("journal")):
+            raise SettingsError("`journal` is no path")
         if "name" not in fields or "journal" not in fields:
             raise SettingsError("a session needs a `name` and a `journal`, the path of its llm_trajectory.jsonl")
         for name, kinds in _SESSION_TYPES.items():
@@ -254,6 +256,11 @@ class Door:
         """Opens a session; what is not given is as the proxy's settings say. Raises `SessionError`, `SettingsError`."""
         ours = self.settings
         urls = ours.upstream if upstream is None else [upstream] if isinstance(upstream, str) else upstream
+        if not all(isinstance(url, str) for url in urls):
+            raise SettingsError("`upstream` must be an address, or a list of addresses")
+        check_engine(engine or ours.engine)
+        check_top_logprobs(top_logprobs)
+        check_key(upstream_key)
         if upstream is not None and upstream_key is None:
             secret = None  # our own engine's key is for our own engine
         else:

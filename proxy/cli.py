@@ -174,7 +174,7 @@ def top_logprobs(environ: os._Environ[str] | dict[str, str]) -> int | None:
     value = environ.get("BENCHFLOW_CAPTURE_TOP_LOGPROBS", "").strip()
     if not value:
         return None
-    if not value.isdigit():
+    if not (value.isascii() and value.isdigit()):
         raise SettingsError(f"BENCHFLOW_CAPTURE_TOP_LOGPROBS must be a whole number, not {value!r}")
     return int(value)
 

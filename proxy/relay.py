@@ -35,8 +35,10 @@ log = logging.getLogger("proxy")
 
 SSE_HEADERS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
 KEEP_ALIVE = b": keep-alive\n\n"
-#: Seconds that an engine may linger after [DONE], and a cancelled call over writing its line.
-LINGER = 2.0
+#: Seconds that an engine may take to end its answer after [DONE].
+LINGER = 0.25
+#: Seconds that a cancelled call may take over its line.
+WRITING = 10.0
 REDIRECTED = "the engine answered with a redirect; give its final address as --upstream"
 
 
@@ -418,7 +420,7 @@ async def surely(work: Coroutine[Any, Any, None]) -> None:
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait([task], timeout=LINGER)
+        await asyncio.wait([task], timeout=WRITING)
         raise
 
 

@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from proxy.app import Admin, Door, agent_app
 from proxy.errors import ProxyError, SettingsError
@@ -77,19 +78,25 @@ async def serve(settings: Settings) -> AsyncIterator[Proxy]:
     open_mode = settings.out is not None and settings.key is None
     sessions = Sessions(open_mode=open_mode, out=settings.out, fsync=settings.fsync, grace=settings.grace)
     door = Door(sessions, settings)
-    if settings.out is not None:
-        sessions.default = door.open_session("default", key=settings.key)
     sockets = _bind([settings.host, *settings.more_hosts], settings.port)
     door.port = sockets[0].getsockname()[1]
     servers = [(_Server(_config(agent_app(sessions, settings, metrics), settings)), sockets)]
     admin_url = None
-    if settings.admin_port is not None:
-        if settings.admin_key is None:
-            settings.admin_key = secrets.token_urlsafe(24)
-        admin_sockets = _bind([settings.admin_host], settings.admin_port, option="--admin-port")
-        admin_url = f"http://{_in_url(settings.admin_host)}:{admin_sockets[0].getsockname()[1]}"
-        admin = Admin(sessions, settings, metrics, door)
-        servers.append((_Server(_config(admin.app(), settings)), admin_sockets))
+    try:
+        if settings.admin_port is not None:
+            if settings.admin_key is None:
+                settings.admin_key = secrets.token_urlsafe(24)
+            admin_sockets = _bind([settings.admin_host], settings.admin_port, option="--admin-port")
+            admin_url = f"http://{_in_url(settings.admin_host)}:{admin_sockets[0].getsockname()[1]}"
+            admin = Admin(sessions, settings, metrics, door)
+            servers.append((_Server(_config(admin.app(), settings)), admin_sockets))
+        if settings.out is not None:
+            sessions.default = door.open_session("default", key=settings.key)
+    except ProxyError:
+        for _, listening in servers:
+            for one in listening:
+                one.close()
+        raise
     running = [asyncio.ensure_future(server.serve(sockets=listening)) for server, listening in servers]
     probing: asyncio.Future[None] | None = None
     try:
@@ -117,10 +124,39 @@ class _Server(uvicorn.Server):
         yield
 
 
+#: Bytes of a request's line and headers. The parser itself would take any number of them.
+LARGEST_HEAD = 256 * 1024
+
+
+class _Protocol(HttpToolsProtocol):
+    """Uvicorn's, with a bound on the head of a request: an agent must not fill the proxy's memory with headers."""
+
+    _head = 0
+    _in_head = True
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head, self._in_head = 0, True
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head += len(data)
+            if self._head > LARGEST_HEAD + len(data):  # what is in one piece with the body is let through
+                self.transport.write(b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n")
+                self.transport.write(b"content-length: 0\r\n\r\n")
+                self.transport.close()
+                return
+        super().data_received(data)
+
+
 def _config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=_Protocol,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -145,11 +181,12 @@ def _bind(hosts: list[str], port: int, option: str = "--port") -> list[socket.so
             one.bind((host.strip("[]"), port))
             one.set_inheritable(False)
             port = one.getsockname()[1]
-    except OSError as error:
+    except (OSError, OverflowError, ValueError) as error:  # a port beyond 65535, a host that is no name at all
         for one in made:
             one.close()
+        what = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise SettingsError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; free the port, or give another {option}"
+            f"cannot listen on {host}:{port}: {what}; free the port, or give another {option}"
         ) from error
     return made
 

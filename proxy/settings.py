@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -77,12 +79,10 @@ class Settings:
 
     def check(self) -> None:
         """Raises `SettingsError` with one sentence for the first thing that cannot be used."""
-        if self.engine not in ENGINES:
-            raise SettingsError(f"--engine must be one of {', '.join(ENGINES)}, not {self.engine!r}")
+        check_engine(self.engine)
         for url in self.upstream:
             upstream_base(url)
-        if self.top_logprobs is not None and not 0 <= self.top_logprobs <= 1000:
-            raise SettingsError("--top-logprobs must be between 0 and what the engine allows (vLLM: 20)")
+        check_top_logprobs(self.top_logprobs)
         if self.out is not None and not self.upstream:
             raise SettingsError("--upstream is missing: give the engine's address, such as http://127.0.0.1:8000/v1")
         for host in (self.host, *self.more_hosts):
@@ -96,11 +96,29 @@ class Settings:
                 f"refusing to open the admin routes on {self.admin_host} without a key; give --admin-key, or keep "
                 "--admin-host 127.0.0.1"
             )
-        for key in (self.key, self.admin_key):
-            if key is not None and (not key or not key.isascii() or any(c.isspace() for c in key)):
-                raise SettingsError("a key must be printable ASCII without spaces")
+        for key in (self.key, self.admin_key, self.upstream_key):
+            check_key(key)
         if self.max_body_mb <= 0:
             raise SettingsError("--max-body-mb must be at least 1")
+        for name in ("connect_timeout", "first_byte_timeout", "idle_timeout", "keepalive", "grace"):
+            seconds = getattr(self, name)
+            if not math.isfinite(seconds) or seconds < 0 or (seconds == 0 and name != "grace"):
+                raise SettingsError(f"--{name.replace('_', '-')} must be a number of seconds above 0, not {seconds:g}")
+
+
+def check_engine(name: str) -> None:
+    if name not in ENGINES:
+        raise SettingsError(f"--engine must be one of {', '.join(ENGINES)}, not {name!r}")
+
+
+def check_top_logprobs(number: int | None) -> None:
+    if number is not None and not 0 <= number <= 1000:
+        raise SettingsError("--top-logprobs must be between 0 and what the engine allows (vLLM: 20)")
+
+
+def check_key(key: str | None) -> None:
+    if key is not None and not re.fullmatch(r"[!-~]+", key):
+        raise SettingsError("a key must be printable ASCII without spaces")
 
 
 def is_loopback(host: str) -> bool:
@@ -114,7 +132,10 @@ def is_loopback(host: str) -> bool:
 
 def upstream_base(url: str) -> str:
     """An engine's address without `/v1` and slashes: `http://h:8000/v1/` -> `http://h:8000`. Raises `SettingsError`."""
-    parts = urlsplit(url.strip())
+    try:
+        parts = urlsplit(url.strip())
+    except ValueError as error:
+        raise SettingsError(f"--upstream {url!r} is no address ({error})") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise SettingsError(f"--upstream {url!r} is not an http address; it looks like http://127.0.0.1:8000/v1")
     try:
@@ -127,5 +148,7 @@ def upstream_base(url: str) -> str:
     while segments and segments[-1] == "v1":
         segments.pop()
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    if not re.fullmatch(r"[A-Za-z0-9._:\[\]%-]+", host) or not re.fullmatch(r"[!-~]*", parts.path):
+        raise SettingsError(f"--upstream {url!r} is no address; it looks like http://127.0.0.1:8000/v1")
     netloc = host if port is None else f"{host}:{port}"
     return f"{parts.scheme}://{netloc}" + "".join("/" + part for part in segments)

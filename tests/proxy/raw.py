@@ -20,22 +20,23 @@ async def connection(port: int) -> AsyncIterator[Pair]:
         writer.transport.abort()
 
 
-async def until_quiet(reader: asyncio.StreamReader, seconds: float = 0.5, bound: float = 10) -> bytes:
+async def until_quiet(reader: asyncio.StreamReader, seconds: float = 0.25, bound: float = 10) -> bytes:
     """Everything that comes until the end, or until `seconds` pass without a byte after the first one."""
-    got = b""
+    got: list[bytes] = []
     async with asyncio.timeout(bound):
         while True:
             try:
                 async with asyncio.timeout(seconds if got else None):
                     data = await reader.read(1 << 16)
             except TimeoutError:
-                return got
+                break
             if not data:
-                return got
-            got += data
+                break
+            got.append(data)
+    return b"".join(got)
 
 
-async def exchange(port: int, data: bytes, seconds: float = 0.5) -> bytes:
+async def exchange(port: int, data: bytes, seconds: float = 0.25) -> bytes:
     async with connection(port) as (reader, writer):
         writer.write(data)
         return await until_quiet(reader, seconds)
