@@ -18,6 +18,7 @@ from capture.journal import Call, JournalReader
 from capture.layout import JOURNAL
 from capture.record import Completion
 from proxy import ProxyThread, Settings
+from sandbox.demo_loop import loop_demo
 from sandbox.engine import INSTALL, EmbeddedEngine
 from sandbox.errors import EngineError
 
@@ -84,6 +85,7 @@ def demo(console: Console, out: Path) -> None:
         with ProxyThread(settings) as proxy:
             console.print(f"[bold]proxy[/]   {proxy.base_url}, the only address that the calls below know\n")
             calls_demo(console, proxy, engine, folder / "calls")
+        loop_demo(console, engine, folder)
     console.print(f"\nDone in {time.monotonic() - began:.0f} s. Every call is one line of:", highlight=False)
     console.print(str(folder / "calls" / JOURNAL), soft_wrap=True, highlight=False)
 

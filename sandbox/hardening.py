@@ -7,12 +7,14 @@ An agent that is root (a task may say so) defeats the first half; `--verifier-sa
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from sandbox.box import Box, run
 from sandbox.errors import DockerError, VerifierError
+from sandbox.local import LocalBox
 
 SAFE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 #: Files that Python or pytest run unasked when they lie in the right place, and names that would shadow pytest itself.
@@ -97,6 +99,8 @@ class Prepared:
 
 def prepare(box: Box, user: str, *, cleanup_conftests: bool = True) -> Prepared:
     """Makes the agent's user, gives it the workspace, closes what it must not see. Raises `DockerError`."""
+    if isinstance(box, LocalBox):  # this machine's own users and folders are left alone
+        return Prepared("", str(box.root), box.workdir, os.environ.get("PATH", SAFE_PATH), {}, {}, frozenset())
     done = run(box, ["sh", "-c", PREPARE, "sh", user, box.workdir], timeout=BUDGET)
     if done.exit_code != 0:
         raise DockerError(f"the sandbox cannot be prepared: {done.tail() or 'no answer in time'}", "sandbox_setup")
@@ -118,6 +122,9 @@ def clean(box: Box, prepared: Prepared, *, verifier_user: str = "root", cleanup_
     To be called when the agent's processes are gone: nothing here is safe against one that still runs.
     Raises `VerifierError` when it cannot be done in `BUDGET` seconds.
     """
+    if isinstance(box, LocalBox):
+        box.make_clean()
+        return []
     found = box.changed()
     doomed = _autorun(found, cleanup_conftests) - prepared.autorun.keys()
     doomed |= {name for name in found - prepared.before if _in_tmp(name)}

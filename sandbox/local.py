@@ -1,0 +1,201 @@
+"""A plain folder of this machine in place of a sandbox, for `bench demo` where there is no Docker. It isolates nothing.
+
+A task's absolute paths (`/app`, `/logs`, ...) are turned into paths below the folder, in commands, variables, files and
+what is written to a program. Only tasks and agents of this package are run in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from sandbox.box import STDERR, STDOUT, Box
+from sandbox.task import Task
+
+if TYPE_CHECKING:
+    from sandbox.agents.base import Agent
+
+PATHS = re.compile(rb"(?<![\w/.])/(app|logs|verifier|tests|opt/benchflow|instruction\.md)(?![\w-])")
+WARNING = "there is no Docker engine here: the agent runs in a plain folder of this machine, which is no sandbox"
+
+
+class LocalBox:
+    """One temporary folder. It is a `Box`, and keeps none of a box's promises but the last: `remove` removes it."""
+
+    isolates = False
+
+    def __init__(self) -> None:
+        # Short, because a small model has to spell it.
+        self.root = Path(tempfile.mkdtemp(prefix="b", dir="/tmp"))
+        self.workdir = "/app"
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def mapped(self, data: bytes) -> bytes:
+        return PATHS.sub(lambda found: os.fsencode(self.root) + found.group(0), data)
+
+    def path(self, name: str) -> Path:
+        return Path(os.fsdecode(self.mapped(name.encode())))
+
+    def make_ready(self) -> None:
+        for name in ("/app", "/logs/agent", "/logs/artifacts", "/opt/benchflow"):
+            self.path(name).mkdir(parents=True, exist_ok=True)
+
+    def make_clean(self) -> None:
+        for name in ("/logs/verifier", "/verifier", "/tests"):
+            shutil.rmtree(self.path(name), ignore_errors=True)
+        self.path("/logs/verifier").mkdir(parents=True)
+
+    def open(
+        self, argv: Sequence[str], *, user: str = "root", env: Mapping[str, str] | None = None, cwd: str | None = None
+    ) -> LocalPipe:
+        ours = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(self.root)}
+        variables = {"LANG": "C.UTF-8", **(env or {}), **ours}
+        words = [os.fsdecode(self.mapped(word.encode())) for word in argv]
+        if words[0] == "python3":
+            words[0] = sys.executable
+        child = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={name: os.fsdecode(self.mapped(value.encode())) for name, value in variables.items()},
+            cwd=self.path(cwd) if cwd else self.root,
+            start_new_session=True,
+        )
+        self._running.append(child)
+        return LocalPipe(self, child)
+
+    def put(self, archive: bytes, to: str) -> None:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            tar.extractall(self.path(to), filter="data")
+            for member in tar.getmembers():
+                file = self.path(to) / member.name
+                if member.isreg():
+                    file.write_bytes(self.mapped(file.read_bytes()))
+                    file.chmod(member.mode)
+
+    def get(self, path: str, limit: int) -> bytes | None:
+        found = self.path(path)
+        if not found.exists() or found.is_symlink():
+            return None
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as tar:
+            tar.add(found, found.name)
+        return buffer.getvalue()
+
+    def end_processes(self) -> None:
+        for child in self._running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        self._running.clear()
+
+    def changed(self) -> set[str]:
+        return set()
+
+    def cause_of_death(self, exit_code: int | None) -> tuple[str, str] | None:
+        return None
+
+    def remove(self) -> None:
+        self.end_processes()
+        shutil.rmtree(self.root, ignore_errors=True)
+
+
+class LocalPipe:
+    """Standard streams of a child; what is written to it has its paths mapped."""
+
+    def __init__(self, box: LocalBox, child: subprocess.Popen[bytes]) -> None:
+        self._box, self._child = box, child
+        self._selector = selectors.DefaultSelector()
+        for number, stream in ((STDOUT, child.stdout), (STDERR, child.stderr)):
+            if stream is not None:
+                self._selector.register(stream, selectors.EVENT_READ, number)
+
+    def read(self, timeout: float) -> tuple[int, bytes] | None:
+        deadline = time.monotonic() + timeout
+        while self._selector.get_map():
+            ready = self._selector.select(max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise TimeoutError
+            for key, _ in ready:
+                data = os.read(key.fd, 1 << 16)
+                if data:
+                    return int(key.data), data
+                self._selector.unregister(key.fileobj)
+        return None
+
+    def write(self, data: bytes) -> None:
+        stdin = self._stdin()
+        stdin.write(self._box.mapped(data))
+        stdin.flush()
+
+    def close_stdin(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stdin().close()
+
+    def close(self) -> None:
+        self.close_stdin()
+        self._selector.close()
+        for stream in (self._child.stdout, self._child.stderr):
+            if stream is not None:
+                stream.close()
+
+    def exit_code(self) -> int:
+        return self._child.wait()
+
+    def _stdin(self) -> IO[bytes]:
+        assert self._child.stdin is not None
+        return self._child.stdin
+
+
+class LocalHouse:
+    """Plain folders for a job. It is a `House`."""
+
+    kind = "local"
+
+    def __init__(self) -> None:
+        self._live: list[LocalBox] = []
+
+    def hosts(self) -> list[str]:
+        return ["127.0.0.1"]
+
+    def guard(self, ports: list[int]) -> list[str]:
+        return [WARNING]
+
+    def host_for(self, task: Task) -> str:
+        return "127.0.0.1"
+
+    def box(self, task: Task, agent: Agent, rollout: str) -> Box:
+        box = LocalBox()
+        self._live.append(box)
+        box.make_ready()
+        agent.install(box)
+        return box
+
+    def fresh(self, task: Task, rollout: str) -> Box:
+        box = LocalBox()
+        self._live.append(box)
+        box.make_ready()
+        return box
+
+    def kill(self) -> None:
+        for box in list(self._live):
+            box.end_processes()
+
+    def close(self) -> None:
+        for box in self._live:
+            box.remove()
+        self._live.clear()

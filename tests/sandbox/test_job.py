@@ -1,0 +1,278 @@
+"""A job's folders and files, its lock, resuming, stopping, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+from capture.layout import JobDir
+from sandbox import reaper
+from sandbox.agents.nop import Nop
+from sandbox.errors import JobError
+from sandbox.job import Options, Outcome, run_job
+from sandbox.jobfiles import open_job
+from sandbox.network import Network, iptables
+from sandbox.progress import Progress
+from sandbox.rollout import Plan
+from sandbox.task import Task, load_task
+from tests.sandbox.support import ShellAgent, attempt, make_task
+
+TASKS = Path(__file__).parent / "tasks"
+ROOT = Path(__file__).parents[2]
+docker_test = pytest.mark.docker
+
+
+def go(tmp_path: Path, tasks: list[Task], agent: Any, **options: Any) -> tuple[Outcome, str]:
+    out = io.StringIO()
+    plan = Plan(job="job", agent=agent, provider=None)
+    ended = run_job(plan, tasks, Options(jobs_dir=tmp_path / "jobs", **options), Progress(out, live=False))
+    return ended, out.getvalue()
+
+
+def bench(*words: str, cwd: Path, **more: Any) -> subprocess.Popen[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "sandbox", *words], cwd=cwd, env=env, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, **more,
+    )  # fmt: skip
+
+
+def ours(client: docker.DockerClient) -> list[str]:
+    label = {"label": reaper.OWNER}
+    containers = [c["Id"] for c in client.api.containers(all=True, filters=label)]
+    return containers + [n["Name"] for n in client.api.networks(filters=label)]
+
+
+@docker_test
+def test_the_seeds_lines_and_files(tmp_path: Path, docker_client: docker.DockerClient) -> None:
+    """`bench run` on the seed's task with the reference solution, as a person types it."""
+    words = "-a oracle --sandbox docker --jobs-dir jobs --job rl".split()
+    run = bench("run", str(TASKS / "write-number"), *words, cwd=tmp_path)
+    out, err = run.communicate(timeout=120)
+    assert run.returncode == 0, err
+    assert out == (
+        "[write-number]   → end_turn, 0 total tool calls\n"
+        "[write-number] Rewards: {'reward': 1.0}\n"
+        "[PASS] write-number (reward=1.00, tools=0)\n"
+    )
+    (folder,) = (tmp_path / "jobs" / "rl").glob("write-number__*")
+    assert re.fullmatch(r"write-number__[0-9a-f]{8}", folder.name)
+    files = {str(p.relative_to(tmp_path / "jobs" / "rl")) for p in (tmp_path / "jobs").rglob("*") if p.is_file()}
+    assert files == {
+        "evaluation.json", "summary.json", "results.jsonl", "verifiers.jsonl",
+        *(f"{folder.name}/{name}" for name in (
+            "config.json", "result.json", "results.jsonl", "rewards.jsonl", "timing.json", "prompts.json",
+            "agent/oracle.txt", "trajectory/acp_trajectory.jsonl", "trainer/verifiers.jsonl", "verifier/reward.txt",
+            "verifier/test-stdout.txt", "verifier/test-stderr.txt")),
+    }  # fmt: skip
+    mtimes = {p.name: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
+    assert max(mtimes, key=lambda name: mtimes[name]) == "result.json"
+    assert ours(docker_client) == []
+
+
+@docker_test
+@pytest.mark.parametrize(("agent", "reward"), [("oracle", 1.0), ("nop", 0.0)])
+def test_every_example_passes_with_oracle_and_fails_with_nop(
+    tmp_path: Path, agent: str, reward: float, docker_client: docker.DockerClient
+) -> None:
+    run = bench("run", str(TASKS), "-a", agent, "--job", "all", "--json", cwd=tmp_path)
+    out, err = run.communicate(timeout=200)
+    summary = json.loads(out)
+    assert run.returncode == 0, err
+    assert (summary["total"], summary["passed"], summary["mean_reward"]) == (4, 4 if reward else 0, reward)
+    assert "[PASS] write-number" in err or "[FAIL] write-number" in err
+    assert ours(docker_client) == []
+
+
+@docker_test
+def test_trials_are_jobs_of_their_own(tmp_path: Path, docker_client: docker.DockerClient) -> None:
+    ended, _ = go(tmp_path, [make_task(tmp_path)], Nop(), trials=3)
+    assert [s["path"] for s in ended.summaries] == [str(tmp_path / "jobs" / f"trial-0{n}" / "job") for n in (1, 2, 3)]
+    for n in (1, 2, 3):
+        folder = tmp_path / "jobs" / f"trial-0{n}" / "job"
+        assert len(list(folder.glob("job-task__*/result.json"))) == 1
+        assert json.loads((folder / "evaluation.json").read_text())["trial"] == n
+        assert not (folder / ".evaluation.lock").exists()
+
+
+@docker_test
+def test_resume_keeps_what_is_finished_and_tries_again_what_the_infrastructure_broke(
+    tmp_path: Path, docker_client: docker.DockerClient
+) -> None:
+    good, bad = (
+        make_task(tmp_path, name="good"),
+        make_task(tmp_path, name="bad", sandbox="docker_image: localhost:1/no"),
+    )
+    ended, _ = go(tmp_path, [good, bad], Nop())
+    assert (ended.summaries[0]["failed"], ended.summaries[0]["errored"]) == (1, 1)
+    repaired = (bad.path / "task.md").read_text().replace("localhost:1/no", "python:3.12-slim")
+    (bad.path / "task.md").write_text(repaired)
+    again, lines = go(tmp_path, [good, load_task(bad.path)], Nop(), resume=True)
+    assert "good" not in lines and "[FAIL] bad" in lines
+    summary = again.summaries[0]
+    assert (summary["total"], summary["failed"], summary["errored"]) == (2, 2, 0)
+    results = {p.parent.name: json.loads(p.read_text()) for p in (tmp_path / "jobs" / "job").glob("*/result.json")}
+    second = [r for r in results.values() if r["retry_of"]]
+    assert len(results) == 3 and results[second[0]["retry_of"]]["error_category"] == "sandbox_setup"
+    with pytest.raises(JobError, match="was run with agent nop, not shell"):
+        go(tmp_path, [good], ShellAgent("exit 0"), resume=True)
+
+
+@docker_test
+def test_fail_fast_stops_at_the_first_rollout_without_a_reward(
+    tmp_path: Path, docker_client: docker.DockerClient
+) -> None:
+    tasks = [make_task(tmp_path, name="a-bad", sandbox="docker_image: localhost:1/no")]
+    tasks += [make_task(tmp_path, name=f"b-{n}") for n in range(4)]
+    ended, lines = go(tmp_path, tasks, Nop(), fail_fast=True, concurrency=1)
+    assert ended.stopped and ended.summaries[0]["stopped"] is True
+    assert ended.summaries[0]["total"] == 1 and "b-3" not in lines
+
+
+@docker_test
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopping_removes_containers_and_keeps_what_is_finished(
+    tmp_path: Path, number: signal.Signals, code: int, docker_client: docker.DockerClient
+) -> None:
+    quick = make_task(tmp_path, name="a-quick", **{"oracle/solve.sh": "#!/bin/bash\necho 42 > answer.txt\n"})
+    slow = make_task(tmp_path, name="b-slow", **{"oracle/solve.sh": "#!/bin/bash\nsleep 300\n"})
+    run = bench(
+        "run", str(quick.path), str(slow.path), "-a", "oracle", "--job", "j", "--concurrency", "1", cwd=tmp_path
+    )
+    assert run.stdout is not None
+    while "[PASS] a-quick" not in (line := run.stdout.readline()):
+        assert line, run.communicate()
+    time.sleep(2.5)  # the slow one is in its sandbox now
+    run.send_signal(number)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == code, (out, err)
+    job = tmp_path / "jobs" / "j"
+    summary = json.loads((job / "summary.json").read_text())
+    assert (summary["stopped"], summary["total"], summary["passed"]) == (True, 1, 1)
+    assert [p.parent.name[:7] for p in job.glob("*/result.json")] == ["a-quick"]
+    assert not (job / ".evaluation.lock").exists()
+    assert ours(docker_client) == []
+    assert "Traceback" not in err
+
+
+@docker_test
+def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path: Path, docker_client: docker.DockerClient) -> None:
+    task = make_task(tmp_path, **{"oracle/solve.sh": "#!/bin/bash\nsleep 300\n"})
+    run = bench("run", str(task.path), "-a", "oracle", "--job", "j", cwd=tmp_path)
+    for _ in range(200):
+        if len(ours(docker_client)) >= 2:
+            break
+        time.sleep(0.1)
+    time.sleep(1)
+    run.kill()
+    run.communicate()
+    left = ours(docker_client)
+    rules = iptables(["-S", "INPUT"])
+    assert len(left) == 2 and rules is not None and "-j DROP" in rules.stdout
+    lock = json.loads((tmp_path / "jobs" / "j" / ".evaluation.lock").read_text())
+    assert lock["pid"] == run.pid and lock["host"] == socket.gethostname()
+    seen = attempt(tmp_path, make_task(tmp_path, name="next"), Nop(), job="next")
+    assert seen.reward == 0.0
+    assert ours(docker_client) == []
+    after = iptables(["-S", "INPUT"])
+    assert after is not None and "br-" not in after.stdout
+
+
+@docker_test
+def test_the_reaper_touches_nothing_of_a_living_owner_or_another_host(docker_client: docker.DockerClient) -> None:
+    api = docker_client.api
+    mine = Network.create(api, reaper.labels(job="t"), closed=True)
+    foreign = Network.create(api, {reaper.OWNER: f"elsewhere:{'0' * 8}:1:1"}, closed=True)
+    dead = Network.create(api, {reaper.OWNER: reaper.owner().rsplit(":", 2)[0] + ":999999999:1"}, closed=True)
+    try:
+        assert reaper.reap(api) == 1
+        names = [n["Name"] for n in api.networks()]
+        assert mine.name in names and foreign.name in names and dead.name not in names
+    finally:
+        mine.remove()
+        foreign.remove()
+
+
+def test_owners_are_told_apart() -> None:
+    me = reaper.owner()
+    assert not reaper.is_dead(me)
+    host, boot, pid, ticks = me.rsplit(":", 3)
+    assert reaper.is_dead(f"{host}:{boot}:{pid}:1")  # the number was given to another process
+    assert reaper.is_dead(f"{host}:another-boot:{pid}:{ticks}")
+    assert not reaper.is_dead(f"elsewhere:{boot}:999999999:1")
+    assert not reaper.is_dead("nonsense")
+
+
+def evaluation(agent: str = "nop") -> dict[str, Any]:
+    return {"agent": agent, "model": None}
+
+
+def test_a_lock_names_its_process_and_a_dead_ones_is_taken(tmp_path: Path) -> None:
+    folder = JobDir(tmp_path / "j")
+    with open_job(folder, evaluation(), resume=False):
+        held = json.loads(folder.lock.read_text())
+        assert (held["pid"], held["host"]) == (os.getpid(), socket.gethostname())
+        with pytest.raises(JobError, match=f"the job j is running .process {os.getpid()}."):
+            open_job(folder, evaluation(), resume=True).__enter__()
+    assert not folder.lock.exists()
+    folder.lock.write_text(json.dumps({"pid": 999999999, "host": socket.gethostname(), "started": "1"}))
+    with open_job(folder, evaluation(), resume=True):
+        pass
+    folder.lock.write_text(json.dumps({"pid": 1, "host": "elsewhere"}))
+    with pytest.raises(JobError, match="on host elsewhere"):
+        open_job(folder, evaluation(), resume=True).__enter__()
+
+
+@docker_test
+def test_config_holds_the_capture_setting_and_no_secret(tmp_path: Path, docker_client: docker.DockerClient) -> None:
+    env = {"MY_API_KEY": "hush", "SESSION_ID": "hush", "LEVEL": "3", "BENCHFLOW_CAPTURE_TOKEN_LOGPROBS": "1"}
+    seen = attempt(tmp_path, make_task(tmp_path), "exit 0", agent_env=env)
+    config = json.loads((seen.folder / "config.json").read_text())
+    assert config["agent_env"] == {"LEVEL": "3"} and config["capture"] is False
+    for path in (tmp_path / "jobs").rglob("*"):
+        assert not path.is_file() or b"hush" not in path.read_bytes(), path
+    names = json.loads((tmp_path / "jobs" / "job" / "evaluation.json").read_text())["config"]["agent_env"]
+    assert names == sorted(env)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-a", "orcale"], "unknown agent 'orcale'; did you mean oracle?"),
+        (["-a", "mini"], "this agent needs a model; give -m vllm/NAME"),
+        (["-a", "mini", "-m", "my-policy"], "say which engine serves it, such as -m vllm/my-policy"),
+        (["-a", "mini", "-m", "vllm/p"], "where does vllm/p run? Give --agent-env BENCHFLOW_PROVIDER_BASE_URL="),
+        (["-a", "nop", "--sandbox", "podman"], "--sandbox podman is not known; docker is"),
+        (["-a", "nop", "--agent-env", "NOT_SET_HERE"], "give NAME=VALUE, or the NAME of a variable that is set here"),
+        (["-a", "nop", "--sampling", "hot"], "--sampling hot: give NAME=VALUE"),
+        (["-a", "nop", "--job", "a/b"], "a job's name is one folder's name"),
+        (["-a", "nop", "--verifier-sandbox", "own"], "must be shared or separate, not own"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path, words: list[str], said: str) -> None:
+    run = bench("run", str(TASKS / "write-number"), *words, cwd=tmp_path)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 2 and out == ""
+    assert said in err and "Traceback" not in err
+
+
+def test_tasks_check_and_init(tmp_path: Path) -> None:
+    made = bench("tasks", "init", "mine", cwd=tmp_path)
+    assert "try it with: bench run mine -a oracle" in made.communicate(timeout=30)[0]
+    (tmp_path / "broken").mkdir()
+    checked = bench("tasks", "check", "mine", "broken", str(TASKS), cwd=tmp_path)
+    out, err = checked.communicate(timeout=30)
+    assert checked.returncode == 2
+    assert "mine: good" in out and "write-number: good" in out and "broken holds neither task.md nor task.toml" in err
