@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
+import os
 import sys
 
 import typer
 
 from capture.errors import CaptureError
+from train import audit_cli, convert_cli, coverage_cli, sft_cli, stream_cli, validate_cli
 from train.errors import TrainError
 
 app = typer.Typer(
@@ -17,13 +17,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-#: Each has `register(app)`, which adds its commands.
-MODULES = ("stream_cli", "coverage_cli", "convert_cli", "validate_cli", "audit_cli", "sft_cli")
-
-for _name in MODULES:
-    if importlib.util.find_spec(f"train.{_name}") is not None:
-        importlib.import_module(f"train.{_name}").register(app)
+for _commands in (stream_cli, coverage_cli, convert_cli, validate_cli, audit_cli, sft_cli):
+    _commands.register(app)
 
 
 def register(bench: typer.Typer) -> None:
@@ -32,7 +27,7 @@ def register(bench: typer.Typer) -> None:
 
 
 def main() -> None:
-    """`python -m train`. Exit codes: a command's own; 2 for what it could not use; 130 for Ctrl-C."""
+    """`python -m train`. Exit codes: a command's own; 2 for what it could not use; 70 for a bug; 130 for Ctrl-C."""
     try:
         app(prog_name="train")
     except (CaptureError, TrainError) as error:
@@ -40,3 +35,12 @@ def main() -> None:
         sys.exit(getattr(error, "exit_code", 2))
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:
+        if os.environ.get("BENCH_DEBUG"):
+            raise
+        typer.echo(
+            f"train: this should not have happened ({type(error).__name__}: {error}). "
+            "Run it again with BENCH_DEBUG=1 and report what it prints.",
+            err=True,
+        )
+        sys.exit(70)
