@@ -156,7 +156,10 @@ def fingerprint(message: Message) -> int:
         else (call["function"].get("name"), str(call["function"].get("arguments")))
         for call in message.get("tool_calls") or ()
     )
-    return hash((message["role"], " ".join(strip_reasoning(message["content"]).split()), calls))
+    text = message["content"]
+    if "<" in text and ("think" in text or "reasoning" in text):
+        text = strip_reasoning(text)
+    return hash((message["role"], " ".join(text.split()), calls))
 
 
 def _tool_call(position: int, call: dict[str, Any]) -> Message:

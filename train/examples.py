@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from capture.journal import Call
 from capture.redact import redact_text, secrets_seen
 from capture.sequences import TRAINABLE_KINDS, Span, TokenSequence
-from train.chat import Message, NotChat, chat_of, fingerprint, plain, replies_of
+from train.branches import Followed, branch_lines, last_line, usable
+from train.chat import NotChat, chat_of, plain
 from train.formats import Exchange, Format, Origin, Tokens
 from train.reasons import Tally
 from train.rollouts import Rollout
@@ -40,11 +41,11 @@ def exchanges(rollout: Rollout, origin: Origin, wanted: Wanted, tally: Tally) ->
             tally.leave_out("no_capture" if tokens.status != "captured" else "not_training_grade")
             return
     elif wanted.form.trains == "all":
-        lines = _branches(rollout, tally)
+        lines = branch_lines(rollout, tally)
     else:
-        last = _last(rollout)
+        last = last_line(rollout)
         lines = set() if last is None else {last}
-    followed: Callable[[Call], int] = _Followed(rollout)
+    followed: Callable[[Call], int] = Followed(rollout)
     for call in usable(rollout, tally):
         if lines is not None and call.line not in lines:
             continue
@@ -57,20 +58,6 @@ def exchanges(rollout: Rollout, origin: Origin, wanted: Wanted, tally: Tally) ->
             tally.leave_out(str(error))
             continue
         yield redacted(example) if wanted.redact else example
-
-
-def usable(rollout: Rollout, tally: Tally) -> Iterator[Call]:
-    """The agent's own calls that were answered to their end; the others are counted."""
-    for call in rollout.calls():
-        tally.exchanges_seen += 1
-        if call.status_code != 200 or call.outcome == "error":
-            tally.leave_out("provider_error")
-        elif call.outcome != "ok":
-            tally.leave_out("interrupted")
-        elif call.purpose not in TRAINABLE_KINDS:
-            tally.leave_out("helper_call")
-        else:
-            yield call
 
 
 def exchange_of(call: Call, origin: Origin, choice: int, tally: Tally) -> Exchange:
@@ -120,93 +107,6 @@ def _redact(value: Any) -> Any:
     if isinstance(value, list):
         return [_redact(item) for item in value]
     return value
-
-
-def _last(rollout: Rollout) -> int | None:
-    """The line of the agent's last call, by the order the calls began; one with a reply, where there is one."""
-    found: tuple[bool, int, int] | None = None
-    for call in usable(rollout, Tally()):
-        this = (bool(replies_of(call.response_body)), call.number, call.line)
-        found = this if found is None else max(found, this)
-    return None if found is None else found[2]
-
-
-def _branches(rollout: Rollout, tally: Tally) -> set[int]:
-    """Lines of the calls whose reply no later call takes up: each ends a branch of the conversation.
-
-    Told from the messages, not the tokens: these rows are rendered again, so a reply that came back in other tokens is
-    still the same turn. What two branches share is trained in both, and told.
-    """
-    taken_up: set[int] = set()
-    ends: list[tuple[int, int, int, list[int]]] = []  # (number, line, replies in the prompt, keys of its replies)
-    turns: set[int] = set()
-    for call in usable(rollout, Tally()):
-        try:
-            chat = chat_of(call)
-            messages = plain(chat.messages).messages
-            replies = [fingerprint(plain([reply.message]).messages[0]) for reply in chat.replies]
-        except NotChat:
-            ends.append((call.number, call.line, 0, [hash(("alone", call.line))]))  # told when it is converted
-            continue
-        key, earlier = 0, 0
-        for message in messages:
-            key = hash((key, fingerprint(message)))
-            taken_up.add(key)
-            if message["role"] == "assistant":
-                earlier += 1
-                turns.add(key)
-        keys = [hash((key, reply)) for reply in replies]
-        turns.update(keys[:1])
-        ends.append((call.number, call.line, earlier, keys))
-    leaves: dict[int, tuple[int, int]] = {}  # key of the first reply -> (line, turns)
-    for _, line, earlier, keys in sorted(ends):
-        if keys and not any(key in taken_up for key in keys) and keys[0] not in leaves:
-            leaves[keys[0]] = (line, earlier + 1)
-        elif keys and keys[0] in leaves:
-            tally.leave_out("repeated")
-    twice = sum(number for _, number in leaves.values()) - len(turns)
-    if len(leaves) > 1 and twice > 0:
-        tally.note(
-            "{n} reply(s) stand in more than one branch and are trained in each: this trainer has no mask for them; "
-            "trl-sft-ids trains each once",
-            twice,
-        )
-    return {line for line, _ in leaves.values()}
-
-
-class _Followed:
-    """Which choice of a call the agent went on with; the first where it took up none."""
-
-    def __init__(self, rollout: Rollout) -> None:
-        self._rollout = rollout
-        self._taken_up: set[int] | None = None
-
-    def __call__(self, call: Call) -> int:
-        replies = replies_of(call.response_body)
-        if len(replies) < 2:
-            return 0
-        key = 0
-        for message in plain(chat_of(call).messages).messages:
-            key = hash((key, fingerprint(message)))
-        taken_up = self._prompts()
-        for position, reply in enumerate(replies):
-            if hash((key, fingerprint(plain([reply.message]).messages[0]))) in taken_up:
-                return position
-        return 0
-
-    def _prompts(self) -> set[int]:
-        if self._taken_up is None:
-            self._taken_up = set()
-            for call in usable(self._rollout, Tally()):
-                key = 0
-                try:
-                    messages: Iterable[Message] = plain(chat_of(call).messages).messages
-                except NotChat:
-                    continue
-                for message in messages:
-                    key = hash((key, fingerprint(message)))
-                    self._taken_up.add(key)
-        return self._taken_up
 
 
 def token_examples(rollout: Rollout, origin: Origin, wanted: Wanted, tally: Tally) -> Iterator[Tokens]:

@@ -103,6 +103,15 @@ def test_branches_that_share_a_reply_say_that_it_trains_twice(tmp_path: Path) ->
     assert "1 reply(s) stand in more than one branch" in told(made)
 
 
+def test_a_reply_that_came_back_changed_cuts_the_conversation_and_is_told(tmp_path: Path) -> None:
+    calls = conversation(2)
+    calls[1]["request"]["body"]["messages"][1]["content"] = "what the agent made of it"
+    job = make_job(tmp_path / "job", [{"calls": calls}])
+    made = convert(job, tmp_path / "o.jsonl", options(format="prime-sft"))
+    assert [row["messages"][-1]["content"] for row in rows_of(tmp_path / "o.jsonl")] == ["reply 0", "reply 1"]
+    assert "1 reply(s) did not come back in the next prompt as they were" in told(made)
+
+
 def test_segments_of_a_broken_rollout_are_rows_of_their_own(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", [{"calls": broken(2)}])
     with pytest.raises(NothingWritten) as caught:
