@@ -108,7 +108,9 @@ class Tree:
         for path in list(self._unfinished):
             at = _finished_at(path)
             if at is not None:
-                self._found.append(Finished(at, path, self._unfinished.pop(path)))
+                above = self._unfinished.pop(path)
+                self._jobs.setdefault(above, _Job())
+                self._found.append(Finished(at, path, above))
 
     def _changed_children(self, path: str, level: _Level) -> dict[str, bool] | None:
         """Names -> is a folder; None when nothing was added since they were listed."""
@@ -138,7 +140,7 @@ class Tree:
         """Sorts the new children of a folder into rollouts and further levels, and returns the latter."""
         level.known.update(children)
         if is_rollout(level.known):
-            self._is_rollout(path)
+            self._is_rollout(path, alone=level.known == {"trajectory"})
             return []
         if JOB_PARTS & children.keys() or (path == str(self.root) and SUMMARY in children and len(children) == 1):
             self._jobs.setdefault(path, _Job())
@@ -156,12 +158,14 @@ class Tree:
                 further.append(child)
         return further
 
-    def _is_rollout(self, path: str) -> None:
+    def _is_rollout(self, path: str, alone: bool) -> None:
+        """`alone`: it holds a log and nothing else, as the stand-alone proxy writes it; no job is to be waited for."""
         for inside in [one for one in self._levels if one == path or one.startswith(f"{path}/")]:
             del self._levels[inside]
         above = str(Path(path).resolve().parent) if path == str(self.root) else os.path.dirname(path)  # noqa: PTH120
-        self._jobs.setdefault(above, _Job())
         self._unfinished[path] = above
+        if not alone:
+            self._jobs.setdefault(above, _Job())
 
 
 def _finished_at(folder: str) -> int | None:

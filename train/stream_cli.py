@@ -59,6 +59,8 @@ def stream_command(
         raise BadInput("--format must be 'jsonl'")
     if withheld is not None and group_size is None:
         raise BadInput("--withheld writes groups that are not whole; give --group-size too")
+    if sys.stdout is None:
+        raise BadInput("standard output is closed; that is where the lines go")
     by, kind = parse_group_by(group_by), cast(AdvantageKind, advantage)
     options = Options(follow, poll_interval, timeout, group_size, by, kind, std_ddof, eps)
     options.check()

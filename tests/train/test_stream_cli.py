@@ -194,6 +194,15 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
     )
 
 
+def test_a_closed_standard_output_is_one_sentence(tmp_path: Path) -> None:
+    job = make_job(tmp_path / "job")
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m train stream {job} >&-"],
+        capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (2, "train: standard output is closed; that is where the lines go\n")
+
+
 def test_what_is_wrong_with_one_rollout_is_said_once_and_costs_no_other(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", [{"name": "a__1"}, {"name": "b__2"}], state="running")
     (job / "a__1/result.json").write_text("{")

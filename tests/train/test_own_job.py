@@ -1,0 +1,71 @@
+"""A job of our own runner, followed while it runs: real containers, a real engine, the runner's own files."""
+
+from __future__ import annotations
+
+import io
+import threading
+from pathlib import Path
+
+import docker
+
+from capture.schemas import validator
+from sandbox.engine import EmbeddedEngine
+from sandbox.job import Options, run_job
+from sandbox.progress import Progress
+from sandbox.provider import Provider
+from sandbox.rollout import Plan
+from tests.sandbox.support import ShellAgent, make_task
+from train import RolloutRecord, stream_rollouts
+from train.groups import advantages
+
+#: Two calls of one conversation, then an answer that is right in half of the rollouts.
+TALKS = r"""python3 - <<'PY'
+import json, os, random, urllib.request
+told = {name: os.environ["BENCHFLOW_PROVIDER_" + name] for name in ("MODEL", "BASE_URL", "API_KEY")}
+history = [{"role": "user", "content": "What is the capital of France?"}]
+for _ in range(2):
+    body = {"model": told["MODEL"], "messages": history, "max_tokens": 40, "temperature": 1.0}
+    request = urllib.request.Request(told["BASE_URL"] + "/chat/completions", json.dumps(body).encode(),
+        {"Content-Type": "application/json", "Authorization": "Bearer " + told["API_KEY"]})
+    reply = json.load(urllib.request.urlopen(request, timeout=100))["choices"][0]["message"]
+    history += [{"role": "assistant", "content": reply["content"]}, {"role": "user", "content": "And of Spain?"}]
+open("answer.txt", "w").write(random.choice(["42", "41"]))
+PY"""
+
+
+def test_three_trials_come_as_one_group_with_the_ids_the_engine_sampled(
+    tmp_path: Path, engine: EmbeddedEngine, docker_client: docker.DockerClient
+) -> None:
+    provider = Provider(f"llamacpp/{engine.model}", "llamacpp", engine.model, engine.base_url, None, True)
+    plan = Plan(job="own", agent=ShellAgent(TALKS, needs_model=True), provider=provider)
+    out = io.StringIO()
+    runner = threading.Thread(
+        target=run_job,
+        args=(plan, [make_task(tmp_path)], Options(tmp_path / "jobs", trials=3), Progress(out, live=False)),
+    )
+    withheld: list[list[RolloutRecord]] = []
+    runner.start()  # the stream is there before the job's folder is
+    records = list(
+        stream_rollouts(
+            tmp_path / "jobs", poll_interval=0.1, timeout=240, group_size=3, group_by="task,agent,model",
+            on_withheld=withheld.append,
+        )
+    )  # fmt: skip
+    runner.join()
+    told = records or (withheld[0] if withheld else [])
+    assert len(told) == 3, out.getvalue()
+    for row in told:
+        validator("rollout_stream.v1").validate(row)
+        capture = row["token_capture"]
+        assert (capture["calls"], capture["complete_calls"], capture["path"]) == (2, 2, "llamacpp"), out.getvalue()
+        assert row["rollout_path"].split("/")[1] == "own" and row["outcome"] in ("passed", "failed")
+        for segment in row["segments"]:
+            sampled = sum(segment["action_mask"])
+            assert sampled == segment["sampled_tokens"] > 0  # type: ignore[typeddict-item]
+            assert all(value < 0 for value, bit in zip(segment["logprobs"], segment["action_mask"], strict=True) if bit)
+    assert {row["rollout_path"].split("/")[0] for row in told} == {"trial-01", "trial-02", "trial-03"}
+    if records:
+        rewards = [row["reward"] for row in records if row["reward"] is not None]
+        assert [row["advantage"] for row in records] == advantages(rewards)
+    else:  # a sampled reply that llama.cpp tokenized anew in one of the trials: said, and whole
+        assert {row.get("withheld") for row in told} == {"mixed_sequences"}
