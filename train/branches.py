@@ -1,4 +1,4 @@
-"""Which calls of a rollout go on from which, told from their messages; for rows that are rendered again by a trainer."""
+"""Which calls of a rollout go on from which, told from their messages; for rows that a trainer renders again."""
 
 from __future__ import annotations
 
