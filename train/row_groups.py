@@ -84,7 +84,9 @@ def group_reason(reason: str) -> str:
 
 def _signals(group: Group, grouping: Grouping, number: int) -> list[dict[str, Any]]:
     mean, std = mean_and_std(group.rewards, grouping.ddof)
-    worth = advantages(group.rewards, grouping.kind, grouping.ddof, grouping.eps)
+    worth: list[float | None] = [None]  # one rollout alone has nothing to be compared with
+    if len(group.rollouts) > 1:
+        worth = [*advantages(group.rewards, grouping.kind, grouping.ddof, grouping.eps)]
     return [
         {
             "advantage": value,

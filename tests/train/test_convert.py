@@ -299,6 +299,12 @@ def test_groups_come_whole_one_after_the_other_with_advantages(tmp_path: Path) -
     assert (rows[0]["advantage_kind"], rows[0]["ddof"], rows[0]["eps"], rows[0]["group_mean"]) == ("grpo", 1, 1e-4, 0.5)
 
 
+def test_a_group_of_one_has_no_advantage(tmp_path: Path) -> None:
+    job = make_job(tmp_path / "job", [{}])
+    convert(job, tmp_path / "o.jsonl", options(group=Grouping()))
+    assert [row["advantage"] for row in rows_of(tmp_path / "o.jsonl")] == [None]
+
+
 def test_every_row_of_a_rollout_carries_the_rollouts_one_advantage(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", [{"reward": 0.0, "calls": conversation(3)}, {"reward": 1.0}])
     convert(job, tmp_path / "o.jsonl", options(row_mode="exchange", group=Grouping()))
