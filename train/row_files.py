@@ -5,14 +5,13 @@ Their messages are told from the agent's events: text only, tool calls as text. 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import orjson
-
+from capture.journal import read_jsonl
 from capture.layout import JOURNAL
+from capture.trainer_files import reward_of_row
 from train.chat import NotChat, plain
 from train.errors import BadInput
 from train.examples import redacted
@@ -24,7 +23,7 @@ def is_row_file(path: Path) -> bool:
     """Whether the file holds rows of rollouts, not calls: its first line tells. Raises `BadInput` for an empty one."""
     if path.name == Path(JOURNAL).name or path.suffix != ".jsonl":
         return False
-    for _, row in _objects(path):
+    for _, row in read_jsonl(path):
         return "prompt" in row and "completion" in row and "request" not in row
     raise BadInput(f"{path} is empty")
 
@@ -33,10 +32,10 @@ def row_file_exchanges(
     path: Path, min_reward: float | None, include_errored: bool, redact: bool, tally: Tally
 ) -> Iterator[Exchange]:
     """One conversation a row, up to its last reply. `exchange_index` is the row's number in the file, from 0."""
-    for number, row in _objects(path):
+    for number, row in read_jsonl(path):
         tally.rollouts_seen += 1
         info = row["info"] if isinstance(row.get("info"), dict) else {}
-        reward = _reward(row, info)
+        reward = reward_of_row(row)
         reason = _why_not(row, info, reward, min_reward, include_errored)
         if reason is not None:
             tally.leave_out(reason)
@@ -84,36 +83,6 @@ def _why_not(
     if min_reward is not None and (reward is None or reward < min_reward):
         return "below_min_reward"
     return None
-
-
-def _reward(row: dict[str, Any], info: dict[str, Any]) -> float | None:
-    """The row's reward. Rows without `schema_version` 2 (BenchFlow 0.7) write 0.0 for an unscored rollout: where such a
-    row says nothing of its reward's worth and ended in an error, its 0.0 is no reward.
-    """
-    value = row.get("reward")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    if info.get("reward_valid") is False:
-        return None
-    old = info.get("schema_version") != 2 and info.get("reward_valid") is not True
-    return None if old and value == 0 and row.get("error") is not None else float(value)
-
-
-def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file):
-                if line.isspace():
-                    continue
-                try:
-                    row = orjson.loads(line)
-                except orjson.JSONDecodeError as error:
-                    raise BadInput(f"{path}: line {number + 1}: invalid JSON: {error}") from error
-                if not isinstance(row, dict):
-                    raise BadInput(f"{path}: line {number + 1}: top-level record must be an object")
-                yield number, row
-    except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror}") from error
 
 
 def _text(value: object) -> str | None:

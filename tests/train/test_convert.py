@@ -15,6 +15,7 @@ from typing import Any, get_args
 import pytest
 from typer.testing import CliRunner, Result
 
+from capture.errors import FileFormatError
 from tests.train.build import GOLDEN, broken, conversation, failed, line, make_job, make_rollout, uncaptured
 from tests.train.tool_calls import ASK, tool_job, tool_rollout
 from train.cli import app
@@ -648,7 +649,7 @@ def test_a_results_file_of_benchflow_0_7_where_zero_means_unscored(tmp_path: Pat
 def test_a_broken_file_of_rows_says_its_line(tmp_path: Path, content: str, sentence: str) -> None:
     source = tmp_path / "results.jsonl"
     source.write_text(content)
-    with pytest.raises(BadInput, match=sentence):
+    with pytest.raises((BadInput, FileFormatError), match=sentence):
         convert(source, tmp_path / "o.jsonl", options())
     assert not (tmp_path / "o.jsonl").exists()
 
