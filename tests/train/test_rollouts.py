@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -175,6 +176,16 @@ def test_a_later_process_of_the_same_number_is_not_the_jobs(tmp_path: Path) -> N
     assert job_state(job).kind == "running"
     write(job / ".evaluation.lock", {**held, "started": "1"})
     assert job_state(job).kind == "stopped"
+
+
+def test_a_process_that_died_and_was_not_collected_is_gone(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE) as zombie:
+        assert zombie.stdout is not None and zombie.stdout.read() == b""
+        job = make_job(tmp_path / "job", [], state="running", pid=zombie.pid)
+        deadline = time.monotonic() + 10
+        while job_state(job).kind != "stopped" and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert job_state(job).kind == "stopped"
 
 
 def attempts(job: Path) -> list[tuple[str, str | None, bool]]:

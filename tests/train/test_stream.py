@@ -224,6 +224,13 @@ def test_while_the_job_runs_a_failed_attempt_waits_for_its_retry(tmp_path: Path)
     assert [row["rollout"] for row in records] == ["t__2"] and made == ["retried"]
 
 
+def test_a_failed_attempt_counts_after_all_when_the_job_ends_without_its_retry(tmp_path: Path) -> None:
+    job = make_job(tmp_path / "job", [{"task": "t", **CRASH}], state="running", retry={"max_retries": 2})
+    withheld: list[RolloutRecord] = []
+    assert follow(job, [lambda: end_job(job)], group_size=1, on_withheld=withheld.extend) == []
+    assert [(row.get("withheld"), row["retried"]) for row in withheld] == [("unscored", False)]
+
+
 def follow(job: Path, steps: list[Callable[[], None]], **options: Any) -> list[RolloutRecord]:
     """Follows `job` while another thread takes the steps, one every 0.1 s."""
 
@@ -298,8 +305,10 @@ def test_a_killed_job_is_noticed_within_two_polls(tmp_path: Path, begun: bool) -
 
 def test_a_job_that_ended_without_a_summary_was_stopped(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", state="running")
+    began = time.monotonic()
     with pytest.raises(JobStopped, match="ended without a summary; 1 rollout streamed"):
         follow(job, [(job / ".evaluation.lock").unlink])
+    assert time.monotonic() - began < 5
     old = make_job(tmp_path / "old", state="running")
     (old / ".evaluation.lock").unlink()
     os.utime(old / "evaluation.json", (1, 1))
