@@ -204,7 +204,7 @@ class Completion:
             self.token_ids is not None
             and self.logprobs is not None
             and len(self.token_ids) == len(self.logprobs)
-            and all(is_logprob(value) for value in self.logprobs)
+            and are_logprobs(self.logprobs)
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -224,6 +224,14 @@ class Completion:
 def is_logprob(value: object) -> bool:
     """A finite number that an engine can mean: bools, NaN, infinities and the -9999 clamp are none."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > CLAMPED
+
+
+def are_logprobs(values: Sequence[object]) -> bool:
+    """Whether `is_logprob` holds for each of them, at C speed where all are numbers."""
+    if not set(map(type, values)) <= {float, int}:
+        return all(is_logprob(value) for value in values)
+    numbers: Sequence[float] = values  # type: ignore[assignment]
+    return not numbers or (all(map(math.isfinite, numbers)) and min(numbers) > CLAMPED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,6 +198,6 @@ def _sequence(thread: int, path: Sequence[tuple[Turn, int]], trained: set[tuple[
         prompt_ids=root.prompt,
         completion_ids=Ids(b",".join(part.text for part in parts if part.text)),
         spans=tuple(spans),
-        logprobs=tuple(float(value) for value in logprobs),
+        logprobs=tuple(map(float, logprobs)),
         policy_versions=tuple(versions),
     )

@@ -7,7 +7,10 @@ sampling only, so everything else is told, and so are defaults that nobody wrote
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
+
+import orjson
 
 from capture.journal import Call
 
@@ -69,7 +72,16 @@ def sentence(why: Sequence[str]) -> str:
 def not_plain(call: Call) -> list[str]:
     """What makes the sampling of a call other than plain, in words; empty where nothing does."""
     told = sampling_of(call)
-    sent, defaults = told["sent"], told["engine_defaults"] or {}
+    found = list(_words(orjson.dumps([told["sent"], told["engine_defaults"] or {}], default=str)))
+    if call.engine == "llamacpp" and told["sent"].get("tool_choice") != "none" and call.offers_tools:
+        found.insert(0, "llama.cpp's tool grammar")
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _words(told: bytes) -> tuple[str, ...]:
+    """Of the JSON of what was sent and the engine's defaults: the calls of a rollout mostly say the same."""
+    sent, defaults = orjson.loads(told)
     found: list[str] = []
     unknown: list[str] = []
     for name, harmless in _MUST_BE_KNOWN.items():
@@ -83,10 +95,10 @@ def not_plain(call: Call) -> list[str]:
         if value is not None and not _is(value, harmless):
             found.append(f"{name} {_short(value)}")
     found += [name for name in _LISTS if sent.get(name)]
-    found += _grammars(call, sent)
+    found += _grammars(sent)
     if sent.get("use_beam_search"):
         found.append("beam search")
-    return found + [f"{name}{UNKNOWN}" for name in unknown]
+    return (*found, *(f"{name}{UNKNOWN}" for name in unknown))
 
 
 def sampling_of(call: Call) -> dict[str, Any]:
@@ -108,7 +120,7 @@ def sampling_of(call: Call) -> dict[str, Any]:
     }
 
 
-def _grammars(call: Call, sent: Mapping[str, Any]) -> list[str]:
+def _grammars(sent: Mapping[str, Any]) -> list[str]:
     found = [f"a grammar ({name})" for name in _GRAMMARS if sent.get(name)]
     wanted = sent.get("response_format")
     if isinstance(wanted, Mapping) and wanted.get("type") not in (None, "text"):
@@ -116,8 +128,6 @@ def _grammars(call: Call, sent: Mapping[str, Any]) -> list[str]:
     choice = sent.get("tool_choice")
     if isinstance(choice, Mapping) or choice in ("required", "any"):
         found.append("a tool grammar (tool_choice)")
-    elif call.engine == "llamacpp" and call.offers_tools and choice != "none":
-        found.append("llama.cpp's tool grammar")
     return found
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from capture.breaks import Break, Decoder
@@ -34,7 +35,6 @@ class Heard:
     purpose: str
     outcome: str
     status: int
-    tools: bool
     capture: TokenCapture | None
     unreadable: str | None
     sampling: dict[str, Any]
@@ -57,7 +57,7 @@ class Heard:
         return self.kind not in SIDE_KINDS
 
 
-@dataclass(slots=True)
+@dataclass
 class RolloutTokens:
     """The tokens of a rollout; `calls` are in the order they began.
 
@@ -67,12 +67,18 @@ class RolloutTokens:
 
     calls: list[Heard]
     segments: list[TokenSequence]
-    segment_notes: list[dict[str, Any]]
     breaks: list[Break]
     coverage: dict[str, Any]
     placements: dict[int, Placement]
     #: Numbers of failed calls that a retry answered.
     forgiven: frozenset[int] = frozenset()
+    #: Number of a call that is not complete, by the number of the call that was to continue it.
+    dropped: dict[int, int] = field(default_factory=dict)
+
+    @cached_property
+    def segment_notes(self) -> list[dict[str, Any]]:
+        lines = {call.number: call.line for call in self.calls}
+        return [_note(number, one, self.breaks, self.dropped, lines) for number, one in enumerate(self.segments)]
 
     @property
     def status(self) -> str:
@@ -137,15 +143,15 @@ def read_tokens(
         for call in calls:
             call.number, call.retry_of = call.line, None
     calls.sort(key=lambda one: one.number)
-    placements = _place(calls)
-    _name_kinds(calls, placements)
-    segments = merge([turn for call in calls if (turn := _turn(call)) is not None], placements) + _several(calls)
     again = JournalReader(rollout.journal) if rollout.journal is not None else None
+    placements = _place(calls)
+    if again is not None:
+        _name_kinds(calls, placements, again)
+    segments = merge([turn for call in calls if (turn := _turn(call)) is not None], placements) + _several(calls)
     forgiven = retried(calls, again)
     breaks, dropped = find_breaks(calls, placements, forgiven, again, decoder)
     coverage = _coverage(rollout, calls, placements, segments, breaks, forgiven, problems)
-    notes = [_note(number, one, breaks, dropped) for number, one in enumerate(segments)]
-    return RolloutTokens(calls, segments, notes, breaks, coverage, placements, frozenset(forgiven))
+    return RolloutTokens(calls, segments, breaks, coverage, placements, frozenset(forgiven), dropped)
 
 
 def _calls(rollout: Rollout, problems: list[str]) -> Iterator[Call]:
@@ -175,7 +181,6 @@ def _hear(call: Call, on_call: Callable[[Call], None] | None) -> Heard:
         purpose=call.purpose,
         outcome=call.outcome,
         status=call.status_code,
-        tools=call.offers_tools,
         capture=capture,
         unreadable=unreadable,
         sampling=sampling_of(call),
@@ -225,22 +230,28 @@ def _several(calls: Sequence[Heard]) -> list[TokenSequence]:
     return made
 
 
-def _name_kinds(calls: Sequence[Heard], placements: dict[int, Placement]) -> None:
+def _name_kinds(calls: Sequence[Heard], placements: dict[int, Placement], again: JournalReader) -> None:
     """A call's kind: what its writer called it; one without tools beside others with them is a helper; what continues
     a call is of its kind; where no call offers tools the rollout is a chat (BenchFlow's words).
     """
     by_number = {call.number: call for call in calls}
-    any_tools = any(call.tools for call in calls)
+    roots = [call for call in calls if call.purpose == "agent" and _parent(call, placements) is None]
+    tools = {call.number: again.at(call.line, call.offset).offers_tools for call in roots}
     for call in calls:
-        placement = placements.get(call.number)
+        parent = _parent(call, placements)
         if call.purpose != "agent":
             call.kind = call.purpose
-        elif placement is not None and placement.parent is not None:
-            call.kind = by_number[placement.parent].kind
-        elif not any_tools:
+        elif parent is not None:
+            call.kind = by_number[parent].kind
+        elif not any(tools.values()):
             call.kind = "chat"
         else:
-            call.kind = "agent" if call.tools else "helper"
+            call.kind = "agent" if tools[call.number] else "helper"
+
+
+def _parent(call: Heard, placements: dict[int, Placement]) -> int | None:
+    placement = placements.get(call.number)
+    return None if placement is None else placement.parent
 
 
 def _coverage(
@@ -388,7 +399,9 @@ def _sampling(calls: Sequence[Heard]) -> list[dict[str, Any]]:
     return found
 
 
-def _note(number: int, one: TokenSequence, breaks: Sequence[Break], dropped: dict[int, int]) -> dict[str, Any]:
+def _note(
+    number: int, one: TokenSequence, breaks: Sequence[Break], dropped: dict[int, int], lines: dict[int, int]
+) -> dict[str, Any]:
     """What BenchFlow's token-segments.v1 says of a segment besides its tokens. Calls are lines of the journal."""
     trainable = one.kind in TRAINABLE_KINDS
     return {
@@ -398,7 +411,7 @@ def _note(number: int, one: TokenSequence, breaks: Sequence[Break], dropped: dic
         "trainable": trainable,
         "excluded": None if trainable else f"kind:{one.kind}",
         "calls": list(one.lines),
-        "start": _start(one.calls[0], breaks, dropped),
+        "start": _start(one.calls[0], breaks, dropped, lines),
         "call_spans": [{"call": span.line, "offset": span.offset, "length": span.length} for span in one.spans],
         "sampled_tokens": one.sampled,
         "policy_versions": list(one.policy_versions),
@@ -406,11 +419,11 @@ def _note(number: int, one: TokenSequence, breaks: Sequence[Break], dropped: dic
     }
 
 
-def _start(call: int, breaks: Sequence[Break], dropped: dict[int, int]) -> dict[str, Any] | None:
-    """Why a segment begins where it does; None for one that begins a conversation."""
+def _start(call: int, breaks: Sequence[Break], dropped: dict[int, int], lines: dict[int, int]) -> dict[str, Any] | None:
+    """Why a segment begins where it does, and after which call; None for one that begins a conversation."""
     found = next((one for one in breaks if one.call == call), None)
     if call in dropped:
-        return {"reason": "after_dropped_call", "call": dropped[call]}
+        return {"reason": "after_dropped_call", "call": lines[dropped[call]]}
     if found is not None:
-        return {"reason": found.start_reason, "call": found.before}
+        return {"reason": found.start_reason, "call": lines[found.before]}
     return None
