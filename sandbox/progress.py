@@ -126,7 +126,13 @@ def verdict(result: dict[str, Any]) -> str:
     if kind in ("passed", "failed"):
         word = "PASS" if kind == "passed" else "FAIL"
         reward, tools = result["rewards"]["reward"], result["n_tool_calls"]
-        more = f"; {result['error']}" if result["error"] else ""
+        more = f"; {_short(result['error'])}" if result["error"] else ""
         return f"[{word}] {name} (reward={reward:.2f}, tools={tools}){more}"
     category = result["error_category"] or result["verifier_error_category"]
-    return f"[ERROR] {name} ({category}: {result['error'] or result['verifier_error']})"
+    return f"[ERROR] {name} ({category}: {_short(result['error'] or result['verifier_error'] or 'unknown')})"
+
+
+def _short(text: str, most: int = 300) -> str:
+    """One line; `result.json` has the whole."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else line[: most - 3] + "..."

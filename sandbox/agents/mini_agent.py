@@ -62,6 +62,8 @@ def main() -> None:
             return
         for call in calls:
             messages.append({"role": "tool", "tool_call_id": call.get("id"), "content": act(call)})
+            if arguments_of(call) is None:  # said to the model as an error; engines refuse a prompt that holds it
+                call["function"]["arguments"] = "{}"
     end("max_turn_requests")
 
 
@@ -100,12 +102,8 @@ def ask(messages: list[dict[str, Any]]) -> dict[str, Any]:
 
 def act(call: dict[str, Any]) -> str:
     """Runs one tool call and returns what the model is told of it."""
-    name, text = call["function"].get("name", ""), call["function"].get("arguments") or "{}"
-    call_id = call.get("id") or "call"
-    try:
-        given = json.loads(text)
-    except ValueError:
-        given = None
+    name, text = call["function"].get("name", ""), call["function"].get("arguments")
+    call_id, given = call.get("id") or "call", arguments_of(call)
     kind = {"bash": "execute", "read": "read", "write": "edit"}.get(name, "other")
     say("tool_call", tool_call_id=call_id, kind=kind, title=name, status="in_progress", raw_input=given or text)
     try:
@@ -122,8 +120,17 @@ def act(call: dict[str, Any]) -> str:
     return result
 
 
-def run_tool(name: str, given: Any) -> str:
-    if not isinstance(given, dict):
+def arguments_of(call: dict[str, Any]) -> dict[str, Any] | None:
+    """The arguments of a tool call, None when they are no JSON object."""
+    try:
+        given = json.loads(call["function"].get("arguments") or "{}")
+    except ValueError:
+        return None
+    return given if isinstance(given, dict) else None
+
+
+def run_tool(name: str, given: dict[str, Any] | None) -> str:
+    if given is None:
         raise ValueError("the arguments must be a JSON object")
     if name == "bash":
         return run_command(given["command"])

@@ -1,0 +1,103 @@
+"""What a sandbox reaches: with an allow list only its hosts, and never another sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import docker
+import pytest
+
+from sandbox.egress import Egress
+from tests.sandbox.support import attempt, make_task
+
+pytestmark = pytest.mark.docker
+
+FETCH = """python3 - <<'END'
+import urllib.request
+for url in URLS:
+    try:
+        print(url, urllib.request.urlopen(url, timeout=5).status)
+    except Exception as error:
+        print(url, getattr(error, "code", "none"))
+direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+try:
+    direct.open(URLS[0], timeout=2)
+    print("DIRECT")
+except OSError:
+    print("no way but the proxy")
+END"""
+
+
+@pytest.fixture
+def servers(docker_client: docker.DockerClient) -> Iterator[list[str]]:
+    """Two web servers that are not this host: containers on Docker's own bridge."""
+    made = [
+        docker_client.containers.run("python:3.12-slim", ["python3", "-m", "http.server", "80"], detach=True)
+        for _ in range(2)
+    ]
+    try:
+        addresses = []
+        for container in made:
+            container.reload()
+            addresses.append(container.attrs["NetworkSettings"]["IPAddress"])
+        yield addresses
+    finally:
+        for container in made:
+            container.remove(force=True)
+
+
+def test_an_allow_list_opens_its_hosts_and_no_other(tmp_path: Path, servers: list[str]) -> None:
+    allowed, other = servers
+    gateway = allowed.rsplit(".", 1)[0] + ".1"  # this host: on the list, and refused all the same
+    urls = [f"http://{allowed}/", f"http://{other}/", f"http://{gateway}/", f"http://{allowed}:8000/"]
+    task = make_task(tmp_path, sandbox=f"network_mode: allowlist\nallowed_hosts: ['{allowed}', '{gateway}']")
+    seen = attempt(tmp_path, task, FETCH.replace("URLS", repr(urls)))
+    assert seen.said.splitlines() == [
+        f"{urls[0]} 200", f"{urls[1]} 403", f"{urls[2]} 502", f"{urls[3]} 403", "no way but the proxy",
+    ]  # fmt: skip
+
+
+def test_an_allow_list_is_for_its_own_sandbox() -> None:
+    egress = Egress("127.0.0.1")
+    try:
+        one = egress.env(["pypi.org", "*.example.org"])["HTTPS_PROXY"].split(":")[2].partition("@")[0]
+        two = egress.env(["github.com"])["HTTPS_PROXY"].split(":")[2].partition("@")[0]
+        assert egress.allows(one, "PyPI.org.") and egress.allows(one, "a.b.example.org")
+        assert not egress.allows(one, "example.org") and not egress.allows(one, "evilpypi.org")
+        assert not egress.allows(two, "pypi.org") and egress.allows(two, "github.com")
+        assert not egress.allows("", "pypi.org")
+    finally:
+        egress.close()
+
+
+def test_sandboxes_of_one_job_do_not_reach_each_other(tmp_path: Path, docker_client: docker.DockerClient) -> None:
+    """Each serves a page and looks for its neighbours'; `public`, where they have the internet."""
+    import io
+
+    from sandbox.job import Options, run_job
+    from sandbox.progress import Progress
+    from sandbox.rollout import Plan
+    from tests.sandbox.support import ShellAgent
+
+    script = """python3 - <<'END'
+import http.server, socket, threading, time, urllib.request
+class Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self): self.send_response(200); self.end_headers()
+    def log_message(self, *a): pass
+threading.Thread(target=http.server.HTTPServer(("", 8080), Page).serve_forever, daemon=True).start()
+mine = socket.gethostbyname(socket.gethostname())
+assert urllib.request.urlopen(f"http://{mine}:8080/", timeout=2).status == 200
+time.sleep(2)
+for last in range(2, 6):
+    there = mine.rsplit(".", 1)[0] + f".{last}"
+    if there != mine:
+        try:
+            urllib.request.urlopen(f"http://{there}:8080/", timeout=1); raise SystemExit(f"REACHED {there}")
+        except OSError: pass
+open("answer.txt", "w").write("42")
+END"""
+    tasks = [make_task(tmp_path, name=f"t{n}") for n in range(3)]
+    plan = Plan(job="j", agent=ShellAgent(script), provider=None)
+    ended = run_job(plan, tasks, Options(tmp_path / "jobs", concurrency=3), Progress(io.StringIO(), live=False))
+    assert ended.summaries[0]["passed"] == 3
