@@ -1,0 +1,62 @@
+"""The demo's rollouts for real, where there is no Docker: a model, an agent, a verifier, and the trainer's commands."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from sandbox import demo_loop
+from sandbox.agents.mini import Mini
+from sandbox.box import run
+from sandbox.engine import EmbeddedEngine
+from sandbox.local import LocalBox, LocalHouse
+
+
+def test_without_docker_the_loop_runs_in_plain_folders_and_says_so(
+    tmp_path: Path, engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    monkeypatch.setattr(demo_loop, "GROUP", 4)
+    console = Console(file=io.StringIO(), width=200)
+    demo_loop.loop_demo(console, engine, tmp_path)
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert "in a plain folder, which is no sandbox (no Docker engine answers at" in shown
+    assert "4 of 4 rollouts are training-grade" in shown
+    assert shown.count("tokens exact") == 4
+    results = [json.loads(path.read_text()) for path in (tmp_path / "jobs").glob("*/*/*/result.json")]
+    assert len(results) == 4 and all(r["sandbox"] == "local" and r["rewards"] is not None for r in results)
+    passed = sum(r["rewards"]["reward"] == 1.0 for r in results)
+    assert f"{passed} of 4 right" in shown
+    rows = [json.loads(line) for line in (tmp_path / "rows" / "trl-sft.jsonl").read_text().splitlines()]
+    assert rows and all({"prompt", "completion", "tools"} <= row.keys() for row in rows)
+
+
+def test_a_plain_folder_maps_a_tasks_paths_and_no_others() -> None:
+    box = LocalBox()
+    try:
+        root = str(box.root)
+        assert box.mapped(b"cat /app/a /app, `/app/b` /applet /usr/app /logs/verifier") == (
+            f"cat {root}/app/a {root}/app, `{root}/app/b` /applet /usr/app {root}/logs/verifier".encode()
+        )
+        box.make_ready()
+        done = run(box, ["sh", "-c", "cat > /app/x; echo done; pwd"], stdin=b"/app/y", cwd="/app")
+        assert done.output == f"done\n{root}/app\n"
+        assert (box.root / "app" / "x").read_text() == f"{root}/app/y"
+        assert run(box, ["sh", "-c", "sleep 60"], timeout=0.2).timed_out
+    finally:
+        box.remove()
+    assert not box.root.exists()
+
+
+def test_a_plain_folders_house_cleans_up() -> None:
+    house = LocalHouse()
+    task = demo_loop.load_task(demo_loop.TASK)
+    box = house.box(task, Mini(), "r")
+    assert isinstance(box, LocalBox) and (box.root / "opt" / "benchflow" / "mini_agent.py").exists()
+    house.close()
+    assert not box.root.exists()
