@@ -122,6 +122,8 @@ class JournalReader:
                         if call is not None:
                             yield call
                     offset += len(raw)
+                    if not raw.endswith(b"\n"):
+                        break  # the end as it was when we came there; a writer may be going on behind it
         except OSError as error:
             raise JournalError(f"cannot read the journal {self.path}: {error.strerror}") from error
 
