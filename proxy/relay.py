@@ -35,6 +35,11 @@ log = logging.getLogger("proxy")
 
 SSE_HEADERS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
 KEEP_ALIVE = b": keep-alive\n\n"
+#: Codes of a finished stream that an unstreamed call may cure.
+LOST_IN_STREAMS = frozenset(
+    ("server_ignored_return_token_ids", "streamed_tokens_dropped_by_parser", "logprobs_incomplete_in_stream",
+     "logprobs_not_returned", "no_prompt_ids", "usage_not_returned")
+)  # fmt: skip
 #: Seconds that an engine may take to end its answer after [DONE].
 LINGER = 0.25
 #: Seconds that a cancelled call may take over its line.
@@ -382,10 +387,32 @@ class Exchange:
         session.remember(self.request.fingerprint, facts.number, facts.outcome)
         usage = self.reader.usage if self.reader is not None else {}
         session.count(capture, usage)
+        self._learn(capture)
         metrics.count(facts.wire, facts.outcome, facts.ttft_ms, capture)
         with metrics.journal_queue.track_inprogress():
             if not await session.write(line):
                 metrics.journal_failures.inc()
+
+    def _learn(self, capture: TokenCapture | None) -> None:
+        """An engine that loses ids or logprobs in its streams is called unstreamed from the next call on.
+
+        Where that loses them too (an engine that knows no ids at all), agents get their streams back.
+        """
+        replica, ask, wire = self.session.replica, self.ask, self.relay.wire
+        if replica is None or ask is None or capture is None or not self.request.streams or self.facts.outcome != "ok":
+            return
+        lost = next((why.code for why in capture.unavailable.values() if why.code in LOST_IN_STREAMS), None)
+        if lost and not ask.unstreamed and wire not in replica.streams_anyway:
+            replica.buffered.add(wire)
+            log.warning(
+                "%s: a streamed call came back incomplete (%s); from now on it is called unstreamed",
+                replica.label,
+                lost,
+            )
+        elif lost and ask.unstreamed and wire in replica.buffered:
+            replica.buffered.discard(wire)
+            replica.streams_anyway.add(wire)
+            log.warning("%s: unstreamed calls are incomplete too (%s); streams are streams again", replica.label, lost)
 
     def _line(self) -> tuple[TokenCapture | None, bytes]:
         capture = self.facts.capture(self.reader, self.session.capture, self.request.is_object)

@@ -35,6 +35,8 @@ class Replica:
     sampling_defaults: dict[str, Any] | None = None
     #: Wires on which it refused capture fields in a stream: those are called unstreamed from then on.
     buffered: set[str] = field(default_factory=set)
+    #: Wires on which an unstreamed call brought no more than a streamed one.
+    streams_anyway: set[str] = field(default_factory=set)
     #: What no agent and no record may see of it: its key, and its address where that is no ordinary word.
     secrets: tuple[bytes, ...] = ()
     sessions: int = 0

@@ -573,3 +573,41 @@ async def test_an_engine_that_came_back_is_asked_again_who_it_is(started: Starte
         "engine"
     ] is None
     assert calls[-1].capture is not None and calls[-1].capture.complete
+
+
+async def test_an_engine_that_loses_ids_in_streams_is_called_unstreamed_from_then_on(started: Started) -> None:
+    """An SGLang that knows no sglext yet, and gives ids where nothing streams."""
+    _, recorded = transcript("sglang/chat-sglext-length-stream")
+    old = b"".join(b + b"\n\n" for b in recorded.split(b"\n\n") if b and b'"sglext"' not in b)
+    whole_answer = replays("sglang/chat-return_token_ids-nostream")
+
+    async def by_stream(seen: Seen) -> Any:
+        answer = streams(old) if seen.body.get("stream") else whole_answer
+        async for piece in answer(seen):
+            yield piece
+
+    async with FakeEngine(by_stream, engine="sglang") as engine, started(engine.url) as bench:
+        answers_seen = [await bench.client.post("/chat/completions", json={**CHAT, "stream": True}) for _ in range(3)]
+        calls = bench.calls()
+    assert [bool(call.body.get("stream")) for call in engine.calls] == [True, False, False]
+    assert [call.capture.complete for call in calls if call.capture] == [False, True, True]
+    assert all(answer.content.endswith(b"data: [DONE]\n\n") for answer in answers_seen)
+
+
+async def test_an_engine_that_knows_no_ids_at_all_keeps_streaming(started: Started) -> None:
+    _, recorded = transcript("sglang/chat-sglext-length-stream")
+    old = b"".join(b + b"\n\n" for b in recorded.split(b"\n\n") if b and b'"sglext"' not in b)
+    body = json.loads(transcript("sglang/chat-sglext-length-nostream")[1])
+    body.pop("sglext")
+
+    async def by_stream(seen: Seen) -> Any:
+        answer = streams(old) if seen.body.get("stream") else answers(200, body)
+        async for piece in answer(seen):
+            yield piece
+
+    async with FakeEngine(by_stream, engine="sglang") as engine, started(engine.url) as bench:
+        for _ in range(4):
+            await bench.client.post("/chat/completions", json={**CHAT, "stream": True})
+        calls = bench.calls()
+    assert [bool(call.body.get("stream")) for call in engine.calls] == [True, False, True, True]
+    assert not any(call.capture.complete for call in calls if call.capture)
