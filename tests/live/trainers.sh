@@ -16,7 +16,7 @@ install() {
     case $1 in
         trl) "$pip" install -q "$TORCH" trl datasets accelerate -e "$root" ;;
         # verl asks for a server stack that its data set does not use
-        verl) "$pip" install -q "$TORCH" "transformers<5.11" datasets pandas pyarrow omegaconf hydra-core "tensordict<=0.10" codetiming numpy
+        verl) "$pip" install -q "$TORCH" "transformers<5.11" datasets pandas pyarrow omegaconf hydra-core "tensordict<=0.10" codetiming numpy ray pillow torchdata
             "$pip" install -q --no-deps verl ;;
         skyrl) "$pip" install -q "$TORCH" "transformers>=5.6.1,<5.9" datasets omegaconf loguru
             "$pip" install -q --no-deps skyrl ;;
