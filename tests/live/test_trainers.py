@@ -150,7 +150,7 @@ def test_trl_takes_a_grpo_step_on_what_vllm_sampled(
     job: Path, tmp_path: Path, vllm: LiveEngine, tokens: list[RolloutTokens]
 ) -> None:
     """The trainer's logprobs are the captured ones, its advantages the row's own, and only sampled ids are trained."""
-    rows = convert(job, tmp_path / "rows.jsonl", "trl-grpo", "--group-advantage", "grpo")
+    rows = convert(job, tmp_path / "rows.jsonl", "trl-grpo", "--group-advantage")
     told = step("trl", "trl_steps.py", "grpo", rows, vllm.weights, TEMPLATE)
     assert told["difference"] < 1e-4
     written = [json.loads(line) for line in rows.read_text().splitlines()]

@@ -329,3 +329,10 @@ def test_a_log_that_kept_no_sampling_is_read_from_its_requests(tmp_path: Path) -
     calls[0]["metadata"].pop("sampling", None)
     calls[0]["request"]["body"] |= {"temperature": 0.3, "top_p": 1, "top_k": -1, "min_p": 0}
     assert tokens(tmp_path, calls).coverage["sampling"][0]["not_plain"] == ["temperature 0.3"]
+
+
+def test_the_documented_example_is_what_it_prints(tmp_path: Path) -> None:
+    job = real_break(tmp_path, "arguments: the agent took the spaces out")
+    text = (Path(__file__).parents[2] / "docs/train.md").read_text()
+    shown = text.partition("<!-- explain -->")[2].split("```")[1].partition("my/model\n")[2]
+    assert run(job, "--explain", "--tokenizer", tmp_path / "tokenizer").stdout == shown
