@@ -182,17 +182,16 @@ def same_message(was: Message, now: Message) -> bool:
     )
 
 
-def alike(was: Message, now: Message) -> bool:
-    """By meaning: the same role, and texts and tool calls that differ at most in white space, reasoning and JSON."""
-    if was.get("role") != now.get("role"):
-        return False
-    ours, theirs = (strip_reasoning(text_of(message)).split() for message in (was, now))
-    if ours != theirs:
-        return False
-    mine, yours = calls_of(was), calls_of(now)
-    return len(mine) == len(yours) and all(
-        a[0] == b[0] and (a[1] == b[1] or json_equal(a[1], b[1])) for a, b in zip(mine, yours, strict=True)
-    )
+def mark(message: Message) -> int:
+    """Equal for messages of the same meaning: role, words and tool calls; not white space, reasoning or JSON's form."""
+    calls = tuple((name, json.dumps(value, sort_keys=True) if (value := _value(text)) is not _NOTHING else text)
+                  for name, text in calls_of(message))  # fmt: skip
+    return hash((message.get("role"), tuple(strip_reasoning(text_of(message)).split()), calls))
+
+
+def says(message: Message) -> bool:
+    """Whether a message holds anything by which it can be known again."""
+    return bool(text_of(message).strip() or message.get("tool_calls"))
 
 
 def first_change(earlier: Sequence[Message], later: Sequence[Message]) -> int | None:

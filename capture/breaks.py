@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final
 
 from capture.break_text import (
@@ -17,9 +18,11 @@ from capture.break_text import (
     has_image,
     head,
     json_equal_texts,
+    mark,
     one_gap,
     reasoning_of,
     same_arguments,
+    says,
     strip_reasoning,
     text_of,
     thinks,
@@ -111,6 +114,22 @@ class Told:
     tokens: Sequence[str] | None = None
     counted: int | None = None
     codes: tuple[str, ...] = ()
+
+    @cached_property
+    def system(self) -> list[str]:
+        """The texts of the system messages at the beginning."""
+        return head(self.messages or ())[0]
+
+    @cached_property
+    def marks(self) -> list[int]:
+        """Of the messages after them; equal marks mean the same message."""
+        return [mark(message) for message in head(self.messages or ())[1]]
+
+    @cached_property
+    def known(self) -> frozenset[int]:
+        """Marks of the messages, the reply's too, by which the conversation can be known again."""
+        told = [*head(self.messages or ())[1], *([self.reply] if self.reply is not None else [])]
+        return frozenset(mark(message) for message in told if says(message))
 
 
 @dataclass(frozen=True)

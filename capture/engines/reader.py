@@ -110,7 +110,10 @@ class Reader:
         if self._keeps_last and self._last is None and self.finished:
             self._last = chunk, data  # what belongs on the last chunk comes with the count, which is not the agent's
             return None
-        return self._dumps(chunk, data) if changed else data
+        given = self._dumps(chunk, data) if changed else data
+        before = self.rest() if self._last is not None else None
+        # What should have been the last chunk was not: both go out, in the order they came in.
+        return given if before is None else before + b"\n\ndata: " + given.replace(b"\n", b" ")
 
     def rest(self) -> bytes | None:
         """The chunk that was kept back for the engine's count, which never came; for the end of a stream."""

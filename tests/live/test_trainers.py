@@ -25,6 +25,8 @@ from train.tokens import RolloutTokens, read_tokens
 STEPS = Path(__file__).parent / "trainer_steps"
 ENVIRONMENTS = Path.home() / ".cache/capture-trainers"
 GROUP, TRIES = 4, 16
+#: SmolLM2's `<|im_end|>`.
+STOP = 2
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
 
 
@@ -130,13 +132,19 @@ def test_coverage_says_yes_to_each(job: Path) -> None:
     assert lines[-1].startswith("4 of 4 rollouts are training-grade")
 
 
-def test_trl_takes_a_step_on_message_rows(job: Path, tmp_path: Path, vllm: LiveEngine, sampled: int) -> None:
-    """Trained tokens are the sampled ones and one template token a reply: the line end behind the stop token."""
+def test_trl_takes_a_step_on_message_rows(
+    job: Path, tmp_path: Path, vllm: LiveEngine, tokens: list[RolloutTokens], sampled: int
+) -> None:
+    """Trained tokens are the sampled ones and one template token a reply, the line end behind the stop token; a reply
+    that max_tokens cut has no stop token, and the template adds that too.
+    """
     rows = convert(job, tmp_path / "rows.jsonl", "trl-sft", "--row-mode", "exchange")
     told = step("trl", "trl_steps.py", "sft", rows, vllm.weights, TEMPLATE)
     assert told["rows"] == 2 * GROUP and told["moved"] and math.isfinite(told["loss"])
     replies = [json.loads(line) for line in rows.read_text().splitlines()]
-    assert told["trained"] == sampled + len(replies)
+    lasts = [call.capture.completions[0].token_ids[-1] for one in tokens for call in one.calls if call.capture]  # type: ignore[index]
+    assert len(lasts) == len(replies) and lasts.count(STOP) > 0
+    assert told["trained"] == sampled + len(replies) + sum(last != STOP for last in lasts)
 
 
 def test_trl_takes_a_step_on_exact_ids(job: Path, tmp_path: Path, vllm: LiveEngine, sampled: int) -> None:
