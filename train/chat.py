@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import orjson
 
 from capture.break_text import strip_reasoning
 from capture.journal import Call
 
 Message = dict[str, Any]
+
+_LONG_NUMBER = re.compile(r"\d{19}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +143,19 @@ def text_of(content: object) -> str:
 
 
 def arguments_of(call: Message) -> dict[str, Any] | None:
-    """A tool call's arguments as an object; None when they are no JSON object (cut off, or made wrong)."""
+    """A tool call's arguments as an object; None when they are no JSON object that a row can hold.
+
+    Cut off, made wrong, NaN, half of a surrogate pair, or a number beyond 64 bits: a row would say something else.
+    """
     arguments = call["function"].get("arguments")
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except ValueError:
+            parsed = orjson.loads(arguments) if arguments.strip() else {}
+        except orjson.JSONDecodeError:
             return None
+        if _LONG_NUMBER.search(arguments) and parsed != json.loads(arguments):
+            return None
+        return parsed if isinstance(parsed, dict) else None
     return arguments if isinstance(arguments, dict) else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -74,7 +75,7 @@ class ParquetRows:
             try:
                 found = pa.schema(list(pa.array(rows).type))
                 kind = found if kind is None else pa.unify_schemas([kind, found], promote_options="permissive")
-            except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+            except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
                 raise TrainError(
                     f"the rows do not fit into one Parquet table ({str(error).splitlines()[0]}); nothing was written: "
                     "convert the agents one by one, or use trl-sft-ids"
@@ -96,7 +97,9 @@ class ParquetRows:
                 if strings:
                     for message in row["messages"]:
                         for call in message.get("tool_calls", ()):
-                            call["function"]["arguments"] = orjson.dumps(call["function"]["arguments"]).decode()
+                            call["function"]["arguments"] = json.dumps(
+                                call["function"]["arguments"], ensure_ascii=False
+                            )
                 held.append(row)
                 size += len(line)
                 if size > BATCH_BYTES:
@@ -139,9 +142,9 @@ def read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _shape(value: Any) -> str:
-    """The keys and types of a value, as Arrow would have to hold them."""
+    """The keys, in order, and types of a value, as Arrow would have to hold them."""
     if isinstance(value, dict):
-        return "{" + ",".join(f"{name}:{_shape(item)}" for name, item in sorted(value.items())) + "}"
+        return "{" + ",".join(f"{name}:{_shape(item)}" for name, item in value.items()) + "}"
     if isinstance(value, list):
         return "[" + "|".join(sorted({_shape(item) for item in value})) + "]"
     return type(value).__name__

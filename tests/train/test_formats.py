@@ -80,6 +80,15 @@ def test_a_reply_whose_arguments_are_no_object_is_left_out_where_they_are_parsed
     assert rows[0]["sampled_tokens"] == 4
 
 
+@pytest.mark.parametrize(
+    "arguments", ['{"a": NaN}', '{"a": "\\ud83d"}', '{"a": 123456789012345678901234567890}', "[1]"]
+)
+def test_arguments_that_json_cannot_hold_are_no_row(tmp_path: Path, arguments: str) -> None:
+    odd = answered(conversation(1)[0], call_message(arguments=arguments), [WRITE])
+    with pytest.raises(NothingWritten):
+        made(tmp_path, "trl-sft", [odd])
+
+
 def test_a_malformed_call_in_the_prompt_is_kept_as_benchflow_keeps_it(tmp_path: Path) -> None:
     calls = tool_rollout()
     calls[1]["request"]["body"]["messages"][1] = call_message(arguments="{bad")
@@ -111,8 +120,17 @@ def test_verl_arguments_become_strings_where_structs_would_be_filled_with_nulls(
     rows, told = made(tmp_path, "verl-sft", other_call())
     arguments = [m["tool_calls"][0]["function"]["arguments"] for m in rows[0]["messages"] if m["tool_calls"]]
     assert [json.loads(one) for one in arguments] == [ARGUMENTS, {"command": "cat /app/answer.txt"}]
+    assert arguments[0] == json.dumps(ARGUMENTS), "as a template's tojson writes it"
     assert told[0].startswith("tool calls differ in their arguments")
     assert told[1].startswith("tools differ in their parameters: Parquet fills each with the others' keys")
+
+
+def test_verl_arguments_keep_their_order(tmp_path: Path) -> None:
+    calls = tool_rollout()
+    answered(calls[1], call_message("write", dict(reversed(ARGUMENTS.items())), "call_2"), [WRITE])
+    rows, _ = made(tmp_path, "verl-sft", calls)
+    arguments = [m["tool_calls"][0]["function"]["arguments"] for m in rows[0]["messages"] if m["tool_calls"]]
+    assert arguments == [json.dumps(ARGUMENTS), json.dumps(dict(reversed(ARGUMENTS.items())))]
 
 
 def test_verl_tools_without_parameters_can_be_written(tmp_path: Path) -> None:

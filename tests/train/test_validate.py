@@ -80,7 +80,7 @@ def test_every_reply_trains_where_the_trainer_trains_all(tmp_path: Path, tokeniz
 def test_golden_lines_of_a_real_engine_render_to_their_captured_ids(tmp_path: Path, tokenizer_folder: Path) -> None:
     """vLLM's own ids of a call with a system prompt left to the template and one tool."""
     report = validate(rows(tmp_path, "trl-sft", [GOLDEN["ok"]]), "trl-sft", tokenizer=str(tokenizer_folder))
-    assert (report.ok, report.different) == (True, 0)
+    assert (report.ok, report.equal + report.equal_but_for_template) == (True, 1)
 
 
 # --- what differs
