@@ -223,7 +223,7 @@ class Exchange:
         if not self.agent.started:
             await self.agent.start(200, reply_headers(response.headers, self._scrub))
         decoder = Decoder()
-        with suppress(TimeoutError):  # after [DONE] nothing has to come: an engine that lingers holds nobody up
+        try:
             async with asyncio.timeout(None) as lingering:
                 async for data in response.chunks():
                     self.facts.first_byte()
@@ -232,6 +232,9 @@ class Exchange:
                         await self.agent.write(out)
                     if self._done and lingering.when() is None:
                         lingering.reschedule(asyncio.get_running_loop().time() + LINGER)
+        except (TimeoutError, UpstreamError):
+            if not self._done:  # after [DONE] nothing has to come: an engine that lingers or breaks holds nobody up
+                raise
         self._events(decoder.flush())
         assert self.reader is not None
         self._held.append(_sse(self.reader.rest()))
@@ -242,9 +245,10 @@ class Exchange:
         """What may go out now; what belongs to the end of the reply is put aside."""
         out: list[bytes] = []
         for event in events:
-            if b'"error"' in event.raw:
-                data = None if event.data is None else self._scrub(event.data)
-                event = replace(event, data=data, raw=self._scrub(event.raw))
+            if event.data is not None:
+                clean = self._scrubbed(event.data)
+                if clean is not event.data:
+                    event = replace(event, data=clean, raw=self._scrub(event.raw))
             piece = self._event(event)
             if self._holding:
                 self._held.append(piece)
@@ -274,14 +278,14 @@ class Exchange:
         return name + _sse(given)
 
     async def _whole(self, response: Response) -> None:
-        data = await response.read()
+        data = self._scrubbed(await response.read())
         self.facts.first_byte()
         await self._side_questions()
         self._reply = 200, reply_headers(response.headers, self._scrub), self._read(data)
 
     async def _restream(self, response: Response) -> None:
         """The engine answered whole; the agent gets the chunks it would have seen."""
-        data = await response.read()
+        data = self._scrubbed(await response.read())
         self.facts.first_byte()
         await self._side_questions()
         body = loads(self._read(data))
@@ -334,6 +338,10 @@ class Exchange:
     def _scrub(self, data: bytes) -> bytes:
         replica = self.session.replica
         return data if replica is None else replica.scrub(data)
+
+    def _scrubbed(self, data: bytes) -> bytes:
+        """An answer, or one event of it: cleaned where it holds an error, for model text is never changed."""
+        return self._scrub(data) if b'"error"' in data else data
 
     def _engine_failed(self, error: UpstreamError, status: int | None = None) -> None:
         log.warning("session %s, call %d: %s", self.session.name, self.facts.number, error)

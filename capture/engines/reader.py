@@ -85,6 +85,7 @@ class Reader:
     def event(self, data: bytes) -> bytes | None:
         """One event's JSON text in; what the agent gets out: the same object when nothing had to change, or None.
 
+        Two events, each with its `data: `, where one was kept back that had to go first.
         Never raises: what cannot be read is passed on as it is.
         """
         self.began = True
