@@ -6,6 +6,7 @@ and are taken from its source as they stand.
 
 import ast
 import enum
+import functools
 import importlib.util
 import json
 import logging
@@ -24,6 +25,7 @@ WANTED = {
 source = Path(importlib.util.find_spec("skyrl").submodule_search_locations[0], "train/sft_trainer.py").read_text()
 defined: dict[str, Any] = {
     "json": json, "Any": Any, "Optional": Optional, "logger": logging.getLogger(), "enum": enum, "Enum": enum.Enum,
+    "functools": functools,
     "StrEnum": enum.StrEnum,
 }  # fmt: skip
 
