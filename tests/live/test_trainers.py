@@ -32,7 +32,10 @@ SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
 
 @pytest.fixture(scope="session")
 def job(vllm: LiveEngine, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four rollouts of two calls each, captured by the proxy from vLLM, training-grade; rewards 0, 1, 0, 1."""
+    """Four rollouts of two calls each, captured by the proxy from vLLM, training-grade; rewards 0, 1, 0, 1.
+
+    Conversations whose reply came back in other tokens are passed by, as a group's would be withheld.
+    """
     folder = tmp_path_factory.mktemp("jobs") / "rl-capture"
     kept = 0
     settings = Settings(
@@ -44,10 +47,10 @@ def job(vllm: LiveEngine, tmp_path_factory: pytest.TempPathFactory) -> Path:
                 break
             rollout = folder / f"write-number__{seed:08x}"
             session = proxy.open_session(rollout.name, journal=rollout / JOURNAL, sampling=SAMPLING)
-            converse(session.base_url, session.api_key, seed)
+            called = converse(session.base_url, session.api_key, seed)
             proxy.close_session(session.id)
             (found,) = find_rollouts(rollout)
-            if not read_tokens(found).training_grade:
+            if called - {"write"} or not read_tokens(found).training_grade:  # a tool that there is not is no good row
                 rollout.rename(folder.parent / f"not-{rollout.name}")
                 continue
             result = {
@@ -62,8 +65,11 @@ def job(vllm: LiveEngine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def converse(base_url: str, key: str, seed: int) -> None:
-    """Two calls: the reply to the first goes back as it came, with a tool's answer where it called one."""
+def converse(base_url: str, key: str, seed: int) -> set[str]:
+    """Two calls: the reply to the first goes back as it came, with a tool's answer where it called one. Names of the
+    tools that were called.
+    """
+    called: set[str] = set()
     messages: list[dict[str, Any]] = list(TOOL_MESSAGES)
     for turn in range(2):
         body = {
@@ -83,6 +89,8 @@ def converse(base_url: str, key: str, seed: int) -> None:
             del messages[-1]["tool_calls"]
             messages.append({"role": "user", "content": "Thank you. Say goodbye."})
         messages += [{"role": "tool", "tool_call_id": call["id"], "content": "ok"} for call in calls]
+        called.update(call["function"]["name"] for call in calls)
+    return called
 
 
 @pytest.fixture(scope="session")
