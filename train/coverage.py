@@ -42,13 +42,17 @@ class Covered:
 def coverage(path: Path, *, decoder: Decoder | None = None, on_warning: Warn | None = None) -> Iterator[Covered]:
     """The coverage of every rollout at `path`, one in memory at a time. Raises `NoSuchPath`, `BadInput`.
 
-    A log that cannot be read makes its rollout `no`, with that reason.
+    A log that cannot be read makes its rollout `no`, with that reason. A name that was there before (jobs of one run)
+    is told by its path.
     """
+    names: set[str] = set()
     for rollout in find_rollouts(path, on_warning):
-        yield cover(rollout, decoder)
+        yield cover(rollout, decoder, rollout.rollout_path if rollout.name in names else rollout.name)
+        names.add(rollout.name)
 
 
-def cover(rollout: Rollout, decoder: Decoder | None = None) -> Covered:
+def cover(rollout: Rollout, decoder: Decoder | None, name: str) -> Covered:
+    """One rollout's; its line calls it `name`."""
     try:
         tokens = read_tokens(rollout, decoder=decoder)
     except JournalError as error:
@@ -56,8 +60,8 @@ def cover(rollout: Rollout, decoder: Decoder | None = None) -> Covered:
             "status": "unreadable", "training_grade": False, "path": None, "calls": 0, "captured_calls": 0,
             "complete_calls": 0, "reason": str(error),
         }  # fmt: skip
-        return Covered(rollout, summary, line_of(rollout.name, summary), [])
-    return Covered(rollout, tokens.coverage, line_of(rollout.name, tokens.coverage), list(explain(tokens)))
+        return Covered(rollout, summary, line_of(name, summary), [])
+    return Covered(rollout, tokens.coverage, line_of(name, tokens.coverage), list(explain(tokens)))
 
 
 def line_of(name: str, summary: Mapping[str, Any]) -> str:

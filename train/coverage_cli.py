@@ -8,7 +8,7 @@ from typing import Annotated
 import orjson
 import typer
 
-from train.coverage import Covered, coverage, total
+from train.coverage import coverage, total
 from train.text import load_decoder
 
 
@@ -35,23 +35,19 @@ def token_coverage(
     Exit codes: 0, also where nothing is training-grade; 2 no such path.
     """
     decoder = load_decoder(tokenizer) if tokenizer is not None else None
-    shown: list[Covered] = []
     good = seen = 0
+    opening = '{"per_rollout": ['
     for one in coverage(path, decoder=decoder, on_warning=lambda text: typer.echo(text, err=True)):
+        if as_json:
+            told = one.to_json() | ({"explained": one.explained} if explain else {})
+            typer.echo(f"{',' if seen else opening}\n{orjson.dumps(told).decode()}", nl=False)
+        else:
+            typer.echo(one.line)
+            for line in one.explained if explain else ():
+                typer.echo(f"     {line}")
         seen += 1
         good += one.training_grade
-        if as_json:
-            shown.append(one)
-            continue
-        typer.echo(one.line)
-        for line in one.explained if explain else ():
-            typer.echo(f"     {line}")
     if as_json:
-        told = {
-            "rollouts": seen,
-            "training_grade_rollouts": good,
-            "per_rollout": [one.to_json() | ({"explained": one.explained} if explain else {}) for one in shown],
-        }
-        typer.echo(orjson.dumps(told, option=orjson.OPT_INDENT_2).decode())
+        typer.echo(f'{"" if seen else opening}\n], "rollouts": {seen}, "training_grade_rollouts": {good}}}')
     else:
         typer.echo(total(good, seen))

@@ -89,12 +89,29 @@ def test_a_break_names_its_call_and_token(tmp_path: Path) -> None:
 def test_no_such_path(tmp_path: Path) -> None:
     done = run(tmp_path / "nowhere")
     assert done.exit_code != 0 and str(done.exception) == f"No such path: {tmp_path / 'nowhere'}"
+    assert run(tmp_path / "nowhere", "--json").stdout == ""
 
 
 def test_the_proxys_own_folder_and_a_bare_journal(tmp_path: Path) -> None:
     rollout = make_rollout(tmp_path / "captures", name="default", finished=False)
     for path in (tmp_path / "captures", rollout, rollout / "trajectory/llm_trajectory.jsonl"):
         assert run(path).stdout.splitlines()[0].startswith("yes  default [vllm]: 2/2 calls complete")
+
+
+def test_two_rollouts_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for trial in ("trial-01", "trial-02"):
+        make_job(tmp_path / "jobs" / trial / "job", [{"name": "a__1"}])
+    first, second, total = run(tmp_path / "jobs").stdout.splitlines()
+    assert first.startswith("yes  a__1 [") and second.startswith("yes  trial-02/job/a__1 [")
+    assert total.startswith("2 of 2")
+
+
+def test_json_of_an_empty_folder_is_json(tmp_path: Path) -> None:
+    assert json.loads(run(tmp_path, "--json").stdout) == {
+        "per_rollout": [],
+        "rollouts": 0,
+        "training_grade_rollouts": 0,
+    }
 
 
 # threads
