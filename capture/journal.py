@@ -7,7 +7,9 @@ reports it. This is the only module of `capture` that opens files.
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,6 +24,9 @@ import orjson
 from capture.errors import FileFormatError, JournalClosed, JournalError, RecordError
 from capture.record import SCHEMA_VERSION, Completion, Ids, TokenCapture
 
+#: The number of a call in a line's metadata. Inside a string its quotes would be escaped.
+_CALL = re.compile(rb'"call":(\d{1,9})[,}]')
+
 
 class JournalWriter:
     """Appends whole lines to one journal, one `write` a line; a second writer of the same file is refused.
@@ -35,6 +40,8 @@ class JournalWriter:
         self.path = path
         self.fsync = fsync
         self.lines = 0
+        #: One more than the highest number of a call that is in the file already: a journal goes on after a restart.
+        self.next_call = 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -53,8 +60,11 @@ class JournalWriter:
             raise JournalError(f"cannot use the journal {path}: {error.strerror}") from error
 
     def _begin_on_a_fresh_line(self) -> None:
-        """After a crash the last line may have no end: what comes next must not be glued to it."""
+        """After a crash the last line may have no end: what comes next must not be glued to it, nor have its number."""
         size = os.fstat(self._fd).st_size
+        if size:
+            with mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) as written:
+                self.next_call = 1 + max((int(found[1]) for found in _CALL.finditer(written)), default=-1)
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
             os.write(self._fd, b"\n")
 
@@ -77,9 +87,20 @@ class JournalWriter:
             with suppress(OSError):  # a part of a line is no record: take it back, we are the only writer
                 os.ftruncate(self._fd, before)
             raise JournalError(f"cannot write the journal {self.path}: {error.strerror}") from error
-        if os.fstat(self._fd).st_nlink == 0:
-            raise JournalError(f"the journal {self.path} was deleted while it was being written; its calls are lost")
+        if not self._in_place():
+            raise JournalError(
+                f"the journal {self.path} was deleted or moved while it was being written; what is recorded from now "
+                "on is not at its path"
+            )
         self.lines += 1
+
+    def _in_place(self) -> bool:
+        """Whether the file that is being written is the one that a reader finds at the path."""
+        try:
+            there = os.stat(self.path)  # noqa: PTH116 (a call of the hot path)
+        except OSError:
+            return False
+        return os.path.samestat(there, os.fstat(self._fd))
 
     def close(self) -> None:
         """Seals the journal: synced to disk, closed; further lines are refused. May be called twice."""

@@ -77,7 +77,7 @@ class Ids(Sequence[int]):
 
     @classmethod
     def _from_values(cls, values: object) -> Ids | None:
-        if not isinstance(values, list) or any(type(v) is not int or v < 0 for v in values):
+        if not isinstance(values, list) or any(type(v) is not int or not 0 <= v < 2**63 for v in values):
             return None
         return cls(orjson.dumps(values)[1:-1], values)
 

@@ -73,7 +73,7 @@ class Session:
         self.tally = Tally()
         self.journal_failed: str | None = None
         self.closed = False
-        self._begun = 0
+        self._begun = journal.next_call
         self._in_flight: set[asyncio.Task[Any]] = set()
         self._idle = asyncio.Event()
         self._idle.set()

@@ -124,7 +124,7 @@ class Choice:
 
     def add_ids(self, ids: Any) -> None:
         """One bad element voids the list: ids are non-negative ints, and a bool is none."""
-        if not isinstance(ids, list) or not all(type(one) is int and one >= 0 for one in ids):
+        if not isinstance(ids, list) or not all(type(one) is int and 0 <= one < 2**63 for one in ids):
             self.malformed = True
         elif self.ids is None:
             self.ids = list(ids)
