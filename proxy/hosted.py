@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from http.cookiejar import DefaultCookiePolicy
 
 import httpx
 
@@ -23,6 +24,8 @@ class HostedClient:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=5),
             follow_redirects=False,
         )
+        # A cookie that the API sets for one session is not for the next.
+        self._client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
 
     async def send(self, method: str, path: str, headers: Headers, body: bytes) -> HostedResponse:
         request = self._client.build_request(method, self._url + path, headers=headers, content=body or None)

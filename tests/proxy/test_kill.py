@@ -54,9 +54,21 @@ async def kill(tmp_path: Path, rounds: int) -> None:
     assert len(reader.problems) <= rounds, "at most the line that was being written when the proxy died"
 
 
-def start_proxy(upstream: str, out: Path) -> tuple[subprocess.Popen[str], str]:
+def start_proxy(upstream: str, out: Path, *options: str) -> tuple[subprocess.Popen[str], str]:
     proxy = subprocess.Popen(
-        [sys.executable, "-m", "proxy", "--upstream", upstream, "--out", str(out), "--port", "0", "--no-probe"],
+        [
+            sys.executable,
+            "-m",
+            "proxy",
+            "--upstream",
+            upstream,
+            "--out",
+            str(out),
+            "--port",
+            "0",
+            "--no-probe",
+            *options,
+        ],
         stderr=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[2],

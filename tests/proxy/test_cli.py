@@ -1,0 +1,182 @@
+"""`bench proxy` and `python -m proxy`: the start line, options and their variables, errors of one sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import proxy.cli
+from proxy import Settings
+from tests.proxy.fake_engine import FakeEngine, replays
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = [[sys.executable, "-m", "proxy"], [sys.executable, "-m", "bench", "proxy"]]
+
+#: Each option: what is given, the setting it makes, and its value there.
+OPTIONS: dict[str, tuple[str, str, Any]] = {
+    "--upstream": ("http://127.0.0.1:1/v1 http://127.0.0.1:2/v1", "upstream",
+                   ["http://127.0.0.1:1/v1", "http://127.0.0.1:2/v1"]),
+    "--upstream-key": ("sk-1", "upstream_key", "sk-1"), "--out": ("elsewhere", "out", Path("elsewhere")),
+    "--host": ("127.0.0.2", "host", "127.0.0.2"), "--port": ("8123", "port", 8123), "--key": ("sk-2", "key", "sk-2"),
+    "--engine": ("vllm", "engine", "vllm"), "--model": ("m", "model", "m"), "--probe": ("0", "probe", False),
+    "--buffered": ("1", "buffered", True), "--fsync": ("1", "fsync", True),
+    "--policy-version": ("step-1", "policy_version", "step-1"),
+    "--sampling": ('{"temperature": 1.0}', "sampling", {"temperature": 1.0}),
+    "--admin-host": ("127.0.0.3", "admin_host", "127.0.0.3"), "--admin-port": ("8124", "admin_port", 8124),
+    "--admin-key": ("sk-3", "admin_key", "sk-3"), "--max-body-mb": ("7", "max_body_mb", 7),
+    "--connect-timeout": ("1.5", "connect_timeout", 1.5), "--first-byte-timeout": ("2.5", "first_byte_timeout", 2.5),
+    "--idle-timeout": ("3.5", "idle_timeout", 3.5), "--grace": ("4.5", "grace", 4.5),
+}  # fmt: skip
+FLAGS = {"--probe": "--no-probe", "--buffered": "--buffered", "--fsync": "--fsync"}
+
+
+@pytest.fixture
+def settings_of(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The settings that the command makes of arguments and environment, without starting."""
+    made: list[Settings] = []
+
+    async def serve(settings: Settings) -> None:
+        made.append(settings)
+
+    monkeypatch.setattr(proxy.cli, "_serve", serve)
+    app = typer.Typer()
+    proxy.cli.register(app)
+
+    def run(*arguments: str, **environment: str) -> Settings:
+        result = CliRunner().invoke(app, [*arguments], env=environment)
+        assert result.exit_code == 0, result.output
+        return made[-1]
+
+    return run
+
+
+def test_every_option_is_in_the_table() -> None:
+    app = typer.Typer()
+    proxy.cli.register(app)
+    command = typer.main.get_command(app)
+    options = {one.opts[0]: one for one in command.params if one.param_type_name == "option"}
+    options = {name: one for name, one in options.items() if "completion" not in name and name != "--help"}
+    assert set(options) == set(OPTIONS)
+    for name, option in options.items():
+        assert option.envvar == "CAPTURE_" + name[2:].upper().replace("-", "_")
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_option_and_its_variable_make_the_same_setting(settings_of: Any, name: str) -> None:
+    text, setting, value = OPTIONS[name]
+    default = getattr(settings_of(), setting)
+    given = [FLAGS[name]] if name in FLAGS else [name, text]
+    assert default != value
+    assert getattr(settings_of(*given), setting) == value
+    assert getattr(settings_of(**{"CAPTURE_" + name[2:].upper().replace("-", "_"): text}), setting) == value
+
+
+def test_several_upstreams_are_options_or_words_of_one_variable(settings_of: Any) -> None:
+    one, two = "http://127.0.0.1:1/v1", "http://127.0.0.1:2/v1"
+    assert settings_of("--upstream", one, "--upstream", two).upstream == [one, two]
+    assert settings_of(CAPTURE_UPSTREAM=f"{one},{two}").upstream == [one, two]
+
+
+@pytest.mark.parametrize(("value", "capture"), [("1", True), ("0", False), ("auto", True), ("off", False), ("", True)])
+def test_the_capture_variable_turns_capture_on_and_off(settings_of: Any, value: str, capture: bool) -> None:
+    assert settings_of(BENCHFLOW_CAPTURE_TOKEN_LOGPROBS=value).capture is capture
+    assert settings_of(BENCHFLOW_CAPTURE_TOP_LOGPROBS="5").top_logprobs == 5
+
+
+UP = ("--upstream", "http://127.0.0.1:1/v1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "words"),
+    [
+        ((), {}, "--upstream is missing"),
+        (("--upstream", "localhost:8000"), {}, "not an http address"),
+        (("--upstream", "http://[::1"), {}, "is no address"),
+        (("--upstream", "http://a b/v1"), {}, "impossible port|no address|not an http address"),
+        (("--upstream", "http://h:99999/v1"), {}, "impossible port"),
+        ((*UP, "--host", "0.0.0.0"), {}, "without a key"),
+        ((*UP, "--host", "no.such.host.invalid", "--key", "k"), {}, "cannot listen"),
+        ((*UP, "--host", "a..b", "--key", "k"), {}, "cannot listen"),
+        ((*UP, "--port", "99999"), {}, "cannot listen"),
+        ((*UP, "--admin-port", "99999", "--port", "0"), {}, "cannot listen.*--admin-port"),
+        ((*UP, "--engine", "vlm"), {}, "--engine must be one of"),
+        ((*UP, "--sampling", "{"), {}, "--sampling is not JSON"),
+        ((*UP, "--sampling", "[]"), {}, "must be a JSON object"),
+        ((*UP, "--upstream-key", "two words"), {}, "printable"),
+        ((*UP, "--max-body-mb", "0"), {}, "--max-body-mb"),
+        ((*UP, "--idle-timeout", "0"), {}, "--idle-timeout"),
+        ((*UP, "--grace", "nan"), {}, "--grace"),
+        (UP, {"BENCHFLOW_CAPTURE_TOKEN_LOGPROBS": "maybe"}, "must be 1 or 0"),
+        (UP, {"BENCHFLOW_CAPTURE_TOP_LOGPROBS": "²"}, "must be a whole number"),
+        (UP, {"BENCHFLOW_CAPTURE_TOP_LOGPROBS": "9999"}, "--top-logprobs must be between"),
+        ((*UP, "--out", "/proc/nowhere", "--port", "0"), {}, "cannot open the journal .*give a folder"),
+    ],
+)
+def test_an_error_is_one_sentence_and_exit_2(
+    tmp_path: Path, arguments: tuple[str, ...], environment: dict[str, str], words: str
+) -> None:
+    if "--out" not in arguments:
+        arguments = (*arguments, "--out", str(tmp_path))
+    app = typer.Typer()
+    proxy.cli.register(app)
+    done = CliRunner().invoke(app, [*arguments, "--no-probe"], env=environment)
+    assert done.exit_code == 2 and done.stdout == ""
+    assert re.search(words, done.stderr), done.stderr
+    assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("bench proxy: ")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=["python -m proxy", "bench proxy"])
+def test_a_taken_port_is_exit_2(tmp_path: Path, command: list[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        command = [*command, *UP, "--port", port, "--out", str(tmp_path), "--no-probe"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=ROOT)
+    assert done.returncode == 2 and f"cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=["python -m proxy", "bench proxy"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_it_starts_says_where_it_is_serves_and_stops_with_0(
+    tmp_path: Path, command: list[str], number: signal.Signals
+) -> None:
+    async with FakeEngine(replays("vllm/chat-plain-length-stream")) as engine:
+        child = await asyncio.create_subprocess_exec(
+            *command, "--upstream", engine.url, "--upstream-key", "sk-engine-key-0", "--out", str(tmp_path / "out"),
+            "--port", "0", "--admin-port", "0", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            cwd=ROOT,
+        )  # fmt: skip
+        assert child.stderr is not None
+        told = ""
+        async with asyncio.timeout(20):
+            while "probe:" not in told or "admin:" not in told:
+                told += (await child.stderr.readline()).decode()
+        agents = re.search(r"agents: (http://127\.0\.0\.1:\d+/v1)", told)
+        admin = re.search(r"admin: (\S+) \(key (\S+)\)", told)
+        assert agents and admin
+        async with httpx.AsyncClient() as client:
+            got = await client.post(agents[1] + "/chat/completions", json={"messages": [], "stream": True})
+            metrics = await client.get(admin[1] + "/metrics", headers={"authorization": f"Bearer {admin[2]}"})
+        assert got.content.endswith(b"data: [DONE]\n\n") and metrics.status_code == 200
+        child.send_signal(number)
+        out, rest = await asyncio.wait_for(child.communicate(), 20)
+        told += rest.decode()
+    journal = tmp_path / "out/default/trajectory/llm_trajectory.jsonl"
+    assert child.returncode == 0 and out == b""
+    assert f"journal: {journal}" in told and "stopped: 1 calls recorded, 1 complete" in told
+    assert "vllm 0.32.0: prompt ids, sampled ids and one logprob an id come back" in told
+    assert "Traceback" not in told and "sk-engine-key-0" not in told and str(engine.port) not in told
+    assert len(journal.read_bytes().splitlines()) == 1
