@@ -77,9 +77,6 @@ class Box(Protocol):
     def end_processes(self) -> None:
         """Ends every process in the sandbox and proves it; files stay. Raises `DockerError` without proof."""
 
-    def changed(self) -> set[str]:
-        """Paths added or changed since the image was made."""
-
     def cause_of_death(self, exit_code: int | None) -> tuple[str, str] | None:
         """`(category, words)` when the sandbox's own limits ended a command, None otherwise."""
 

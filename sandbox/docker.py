@@ -195,11 +195,6 @@ class Container:
         if after["Pid"] == before["Pid"] or any(FOREVER[1] not in " ".join(row) for row in running):
             raise DockerError("processes of the agent are still in the sandbox; nothing it did can be trusted")
 
-    def changed(self) -> set[str]:
-        with doing("list what changed in the sandbox"):
-            rows = self.api.diff(self.id) or []
-        return {row["Path"] for row in rows if row["Kind"] != 2}
-
     def size_mb(self) -> float:
         """Mebibytes written since the image was made."""
         with doing("measure the sandbox"):

@@ -8,8 +8,8 @@ An agent that is root (a task may say so) defeats the first half; `--verifier-sa
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from sandbox.box import Box, run
@@ -17,10 +17,10 @@ from sandbox.errors import DockerError, VerifierError
 from sandbox.local import LocalBox
 
 SAFE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-#: Files that Python or pytest run unasked when they lie in the right place, and names that would shadow pytest itself.
-AUTORUN = frozenset(
-    {"conftest.py", "sitecustomize.py", "usercustomize.py", "pytest.py", "_pytest", "pluggy", "iniconfig"}
-)
+#: Files that Python or pytest run unasked when they lie in the right place.
+AUTORUN = ("conftest.py", "sitecustomize.py", "usercustomize.py", "*.pth")
+#: What would shadow pytest itself where it is run from the workspace.
+SHADOWS = ("pytest.py", "pytest", "_pytest", "pluggy", "iniconfig")
 BUDGET = 180.0
 
 PREPARE = r"""
@@ -57,9 +57,15 @@ for dir in $PATH; do
 done
 """
 
-#: Links that leave the workspace for anything but the system's own folders, and files that are none: "path\0target\0".
-ESCAPING = r"""
-find "$1" -xdev \( -type l -o -type p -o -type s -o -type b -o -type c \) -exec sh -c '
+#: What could trip a verifier: names that Python or pytest run unasked, anywhere; behind a \1, links that leave the
+#: workspace for anything but the system's own folders, and files that are none, as "path\0target\0".
+SCAN = r"""
+work=$1; shift
+find / "$work" /tmp /var/tmp -xdev \( "$@" \) -print0 2>/dev/null
+find /tmp /var/tmp -xdev -name "*.py" -print0 2>/dev/null
+for shadow in SHADOWS; do if [ -e "$work/$shadow" ]; then printf "%s\0" "$work/$shadow"; fi; done
+printf "\1\0"
+find "$work" -xdev \( -type l -o -type p -o -type s -o -type b -o -type c \) -exec sh -c '
 work=$0
 for path do
   target=
@@ -68,8 +74,8 @@ for path do
     case $target in "$work"|"$work"/*|/usr/*|/bin/*|/sbin/*|/lib/*|/lib64/*|/opt/*) continue ;; esac
   fi
   printf "%s\0%s\0" "$path" "$target"
-done' "$1" {} +
-"""
+done' "$work" {} +
+""".replace("SHADOWS", " ".join(SHADOWS))
 
 RESET = r"""
 set -eu
@@ -83,6 +89,14 @@ if [ -d "$work" ] && [ ! -L "$work" ]; then chown -R -h root "$work"; fi
 
 
 @dataclass(frozen=True)
+class Scan:
+    """What `SCAN` found."""
+
+    names: frozenset[str] = frozenset()
+    links: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Prepared:
     """How the sandbox was when the agent began; `clean` needs it."""
 
@@ -91,29 +105,26 @@ class Prepared:
     workdir: str
     #: PATH for the verifier: the image's own, without what the agent could change.
     path: str
-    #: What Python runs unasked and was there before the agent, as archives to put back.
-    autorun: dict[str, bytes]
-    links: dict[str, str]
-    before: frozenset[str]
+    #: What could trip the verifier and was there before the agent: names, and links with their targets.
+    before: Scan
+    #: Those of them that the agent can reach, as archives to put back.
+    kept: dict[str, bytes]
 
 
 def prepare(box: Box, user: str, *, cleanup_conftests: bool = True) -> Prepared:
     """Makes the agent's user, gives it the workspace, closes what it must not see. Raises `DockerError`."""
     if isinstance(box, LocalBox):  # this machine's own users and folders are left alone
-        return Prepared("", str(box.root), box.workdir, os.environ.get("PATH", SAFE_PATH), {}, {}, frozenset())
+        return Prepared("", str(box.root), box.workdir, os.environ.get("PATH", SAFE_PATH), Scan(), {})
     done = run(box, ["sh", "-c", PREPARE, "sh", user, box.workdir], timeout=BUDGET)
     if done.exit_code != 0:
         raise DockerError(f"the sandbox cannot be prepared: {done.tail() or 'no answer in time'}", "sandbox_setup")
     home = done.stdout.decode().strip().rsplit(":", 2)[-2]
     listed = run(box, ["sh", "-c", UNWRITABLE], user=user, timeout=BUDGET)
     path = ":".join(listed.stdout.decode().split("\n")).strip(":") if user != "root" else ""
-    before = box.changed()
-    autorun = {
-        name: archive
-        for name in sorted(_autorun(before, cleanup_conftests))
-        if (archive := box.get(name, 64 << 20)) is not None
-    }
-    return Prepared(user, home, box.workdir, path or SAFE_PATH, autorun, _escaping(box), frozenset(before))
+    before = scan(box, cleanup_conftests)
+    reach = (f"{box.workdir}/", f"{home}/", "/tmp/", "/var/tmp/", "/output/", "/outputs/")  # noqa: S108 - in the sandbox
+    kept = {name: data for name in before.names if name.startswith(reach) and (data := box.get(name, 64 << 20))}
+    return Prepared(user, home, box.workdir, path or SAFE_PATH, before, kept)
 
 
 def clean(box: Box, prepared: Prepared, *, verifier_user: str = "root", cleanup_conftests: bool = True) -> list[str]:
@@ -125,16 +136,27 @@ def clean(box: Box, prepared: Prepared, *, verifier_user: str = "root", cleanup_
     if isinstance(box, LocalBox):
         box.make_clean()
         return []
-    found = box.changed()
-    doomed = _autorun(found, cleanup_conftests) - prepared.autorun.keys()
-    doomed |= {name for name in found - prepared.before if _in_tmp(name)}
-    doomed |= {name for name, target in _escaping(box).items() if prepared.links.get(name) != target}
-    _must(box, ["rm", "-rf", "--"], sorted(doomed))
+    found = scan(box, cleanup_conftests)
+    doomed = set(found.names - prepared.before.names)
+    doomed |= {name for name, target in found.links.items() if prepared.before.links.get(name) != target}
+    if doomed:
+        _must(box, ["rm", "-rf", "--"], sorted(doomed))
     _must(box, ["sh", "-c", RESET, "sh", prepared.workdir, verifier_user], ())
-    for name, archive in prepared.autorun.items():
+    for name, archive in prepared.kept.items():
         run(box, ["sh", "-c", 'rm -rf -- "$1"; mkdir -p "${1%/*}"', "sh", name])
         box.put(archive, str(PurePosixPath(name).parent))
     return sorted(doomed)
+
+
+def scan(box: Box, conftests: bool = True) -> Scan:
+    """What lies in the sandbox that could trip a verifier. Raises `VerifierError` when that takes too long."""
+    tests = [word for name in AUTORUN if conftests or name != "conftest.py" for word in ("-o", "-name", name)][1:]
+    done = run(box, ["sh", "-c", SCAN, "sh", box.workdir, *tests], timeout=BUDGET, limit=64 << 20)
+    if done.exit_code is None or done.dropped:
+        raise VerifierError("the sandbox holds too many files to be searched for what would trip the verifier")
+    files, _, links = done.stdout.decode(errors="surrogateescape").partition("\1\0")
+    words = links.split("\0")[:-1]
+    return Scan(frozenset(files.split("\0")[:-1]), dict(zip(words[::2], words[1::2], strict=True)))
 
 
 def verifier_env(
@@ -169,23 +191,6 @@ def verifier_env(
         "GIT_CONFIG_KEY_1": "core.hooksPath",
         "GIT_CONFIG_VALUE_1": "/dev/null",
     }
-
-
-def _autorun(paths: Iterable[str], conftests: bool) -> set[str]:
-    names = AUTORUN if conftests else AUTORUN - {"conftest.py"}
-    return {p for p in paths if (base := p.rpartition("/")[2]) in names or base.endswith(".pth")}
-
-
-def _in_tmp(path: str) -> bool:
-    return path.startswith(("/tmp/", "/var/tmp/")) and path.endswith(".py")  # noqa: S108 - in the sandbox
-
-
-def _escaping(box: Box) -> dict[str, str]:
-    done = run(box, ["sh", "-c", ESCAPING, "sh", box.workdir], timeout=BUDGET, limit=64 << 20)
-    if done.exit_code is None or done.dropped:
-        raise VerifierError("the workspace holds too many files to be searched for links that leave it")
-    words = done.stdout.decode(errors="surrogateescape").split("\0")[:-1]
-    return dict(zip(words[::2], words[1::2], strict=True))
 
 
 def _must(box: Box, command: list[str], names: Iterable[str], at_once: int = 200) -> None:

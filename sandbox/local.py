@@ -103,9 +103,6 @@ class LocalBox:
             child.wait()
         self._running.clear()
 
-    def changed(self) -> set[str]:
-        return set()
-
     def cause_of_death(self, exit_code: int | None) -> tuple[str, str] | None:
         return None
 

@@ -13,7 +13,7 @@ from sandbox import acp
 from sandbox.agents import Scene
 from sandbox.box import STDOUT, Box, file_archive, run
 from sandbox.errors import AgentError
-from sandbox.hardening import SAFE_PATH, Prepared
+from sandbox.hardening import SAFE_PATH, Prepared, Scan
 from sandbox.trajectory import Trajectory
 from tests.sandbox.support import Seen, attempt, make_task
 
@@ -81,7 +81,7 @@ class NoBox:
 
 
 def scene_of(tmp_path: Path, budget: float = 30.0, box: Any = None) -> Scene:
-    prepared = Prepared("agent", "/home/agent", "/app", SAFE_PATH, {}, {}, frozenset())
+    prepared = Prepared("agent", "/home/agent", "/app", SAFE_PATH, Scan(), {})
     trajectory = Trajectory(tmp_path / "acp_trajectory.jsonl")
     task = make_task(tmp_path)
     return Scene(

@@ -16,6 +16,7 @@ from pathlib import Path
 import docker
 import pytest
 
+from sandbox import reaper
 from sandbox.docker import connect
 from sandbox.engine import EmbeddedEngine
 from sandbox.errors import JobError
@@ -89,6 +90,17 @@ find /app /tmp /usr/local -name '{name}'
     assert seen.reward == 0.0
     assert {f"/app/{name}", f"/app/sub/{name}"} <= set(seen.result["hardening"]["removed"])
     assert name not in (seen.folder / "verifier" / "test-stdout.txt").read_text()
+
+
+def test_a_module_that_would_shadow_pytest_is_gone_before_the_verifier(tmp_path: Path) -> None:
+    script = """
+    echo "open('/logs/verifier/reward.txt', 'w').write('1')" | tee pytest.py > json.py; mkdir _pytest; touch _pytest/x
+    mkdir -p venv/lib/pytest; exit 0
+    """
+    test = "#!/bin/bash\npython3 -m pytest\n[ -e /logs/verifier/reward.txt ] || echo 0 > /logs/verifier/reward.txt\n"
+    seen = attempt(tmp_path, make_task(tmp_path, test=test), script)
+    assert seen.reward == 0.0
+    assert seen.result["hardening"]["removed"] == ["/app/_pytest", "/app/pytest.py"]
 
 
 def test_a_conftest_of_the_task_itself_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -331,5 +343,5 @@ def test_time_cannot_be_bought(tmp_path: Path) -> None:
 
 def test_nothing_of_them_is_left(docker_client: docker.DockerClient) -> None:
     api = connect()
-    ours = {"label": "benchflow.owner"}
+    ours = {"label": f"{reaper.OWNER}={reaper.owner()}"}
     assert api.containers(all=True, filters=ours) == [] and api.networks(filters=ours) == []

@@ -19,8 +19,9 @@ ROOT = Path(__file__).parents[2]
 
 def result(**more: object) -> dict[str, object]:
     base = {
-        "rollout_name": "write-number__5cfd1b6d", "task_name": "write-number", "rewards": {"reward": 1.0},
-        "n_tool_calls": 1, "error": None, "error_category": None, "verifier_error": None, "verifier_error_category": None,
+        "rollout_name": "w__5cfd1b6d", "task_name": "write-number", "rewards": {"reward": 1.0},
+        "n_tool_calls": 1, "error": None, "error_category": None, "verifier_error": None,
+        "verifier_error_category": None,
         "agent_result": {"total_tokens": 2890}, "token_capture": {"calls": 2, "complete_calls": 2},
     }  # fmt: skip
     return {**base, **more}

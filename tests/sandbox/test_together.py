@@ -13,7 +13,6 @@ from capture.journal import JournalReader
 from sandbox import reaper
 from sandbox.engine import EmbeddedEngine
 from sandbox.job import Options, run_job
-from sandbox.network import iptables
 from sandbox.progress import Progress
 from sandbox.provider import Provider
 from sandbox.rollout import Plan
@@ -72,8 +71,6 @@ def test_rollouts_at_once(
         said = [call.request_body["messages"][0]["content"] for call in calls]
         assert said == [f"MARK-{name[1:]} turn {turn}" for turn in range(3)]
         assert all(call.capture is not None and call.capture.complete for call in calls)
-    label = {"label": reaper.OWNER}
+    label = {"label": f"{reaper.OWNER}={reaper.owner()}"}
     assert client.api.containers(all=True, filters=label) == [] and client.api.networks(filters=label) == []
-    assert volumes(client) == before
-    rules = iptables(["-S", "INPUT"])
-    assert rules is not None and "br-" not in rules.stdout
+    assert volumes(client) <= before
