@@ -12,7 +12,7 @@ from typing import Any
 
 from capture.errors import CaptureError
 from capture.journal import write_json
-from capture.layout import EVALUATION, LOCK, RESULT, SUMMARY
+from capture.layout import EVALUATION, LOCK, SUMMARY, RolloutDir
 from train.errors import BadInput, NoSuchPath, NothingWritten
 from train.examples import ROW_MODES, Wanted, exchanges, token_examples
 from train.formats import Format, LeftOut, Origin, Row, find_format
@@ -103,6 +103,9 @@ def _from_rollouts(
     tally: Tally,
     on_warning: Callable[[str], None] | None,
 ) -> None:
+    rollout_dir = RolloutDir(path.parent.parent)
+    if path.is_file() and path == rollout_dir.journal and rollout_dir.result.is_file():
+        path = rollout_dir.path  # the log of a finished rollout: its reward is known
     found = find_rollouts(path, on_warning)
     if options.group is None:
         for rollout in found:
@@ -163,10 +166,8 @@ def why_not(rollout: Rollout, options: Options) -> str | None:
 
 def _unfinished(rollout: Rollout) -> bool:
     """Whether a rollout still runs: no `result.json`, in a job. What the stand-alone proxy wrote has none either."""
-    if rollout.finished:
-        return False
     job = rollout.path.resolve().parent
-    return any((job / name).exists() for name in (EVALUATION, LOCK, SUMMARY)) or (rollout.path / RESULT).exists()
+    return not rollout.finished and any((job / name).exists() for name in (EVALUATION, LOCK, SUMMARY))
 
 
 def _reaches(rollout: Rollout, least: float) -> bool:

@@ -38,7 +38,7 @@ def exchanges(rollout: Rollout, origin: Origin, wanted: Wanted, tally: Tally) ->
         tokens = read_tokens(rollout)
         lines = {segment.lines[-1] for segment in tokens.segments if segment.kind in TRAINABLE_KINDS}
         if not lines:
-            tally.leave_out("no_capture" if tokens.status != "captured" else "not_training_grade")
+            tally.leave_out("no_capture" if tokens.status != "captured" else "no_exact_part")
             return
     elif wanted.form.trains == "all":
         lines = branch_lines(rollout, tally)
@@ -147,6 +147,8 @@ def _sequences(tokens: RolloutTokens, wanted: Wanted, tally: Tally) -> list[Toke
     if wanted.row_mode == "rollout" and not tokens.training_grade:
         tally.leave_out("not_training_grade")
         return []
+    if not tokens.segments:
+        tally.leave_out("no_exact_part")
     kept = [one for one in tokens.segments if one.kind in TRAINABLE_KINDS]
     tally.leave_out("side_sequence", len(tokens.segments) - len(kept))
     if wanted.row_mode == "rollout" and wanted.form.one_row_a_rollout and len(kept) > 1:

@@ -47,6 +47,11 @@ REASONS = {
         "every part that is exact",
         "skipped_insufficient_capture_fidelity",
     ),
+    "no_exact_part": Reason(
+        "rollout",
+        "none of its calls is complete (bench train token-coverage says why)",
+        "skipped_insufficient_capture_fidelity",
+    ),
     "branched": Reason(
         "rollout", "its calls branch into several sequences; --row-mode segment writes one row each", "skipped_branched"
     ),
@@ -101,7 +106,8 @@ class Tally:
     groups: list[dict[str, Any]] = field(default_factory=list)
 
     def leave_out(self, reason: str, number: int = 1) -> None:
-        self.left_out[reason] += number
+        if number:
+            self.left_out[reason] += number
 
     def note(self, sentence: str, number: int = 1) -> None:
         """A sentence with `{n}` in it, told once with the sum."""

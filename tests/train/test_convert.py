@@ -682,3 +682,100 @@ def test_a_write_that_fails_is_a_train_error(tmp_path: Path) -> None:
         convert(job, tmp_path / "file/o.jsonl", options())
     with pytest.raises(NoSuchPath):
         convert(tmp_path / "nowhere", tmp_path / "o.jsonl", options())
+
+
+# --- odd rewards and odd paths
+
+
+@pytest.mark.parametrize("reward", [True, float("nan"), "1.0"])
+def test_what_is_no_reward_is_none_and_is_told(tmp_path: Path, reward: Any) -> None:
+    job = make_job(tmp_path / "job", [{"reward": reward}])
+    warned: list[str] = []
+    convert(job, tmp_path / "o.jsonl", options(), on_warning=warned.append)
+    assert [row["reward"] for row in rows_of(tmp_path / "o.jsonl")] == [None]
+    assert "counts as unscored" in warned[0]
+    with pytest.raises(NothingWritten):
+        convert(job, tmp_path / "o.jsonl", options(format="trl-grpo"))
+
+
+def test_a_reward_beyond_its_range_is_kept_and_told(tmp_path: Path) -> None:
+    job = make_job(tmp_path / "job", [{"reward": -2.5}])
+    warned: list[str] = []
+    convert(job, tmp_path / "o.jsonl", options(), on_warning=warned.append)
+    assert [row["reward"] for row in rows_of(tmp_path / "o.jsonl")] == [-2.5]
+    assert "outside of 0 to 1" in warned[0]
+
+
+def test_a_result_that_is_no_json_costs_its_rollout_only(tmp_path: Path) -> None:
+    job = make_job(tmp_path / "job", [{}, {}])
+    broken_one = sorted(job.glob("*/result.json"))[0]
+    broken_one.write_text('{"task_name": ')
+    warned: list[str] = []
+    assert convert(job, tmp_path / "o.jsonl", options(), on_warning=warned.append).rows == 1
+    assert warned == [f"skipping {broken_one}: not a readable JSON object"]
+
+
+def test_a_file_that_is_no_rollout_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(BadInput, match="is no rollout; give a job folder"):
+        convert(tmp_path / "notes.txt", tmp_path / "o.jsonl", options())
+
+
+def test_a_log_that_cannot_be_read_costs_its_rollout_only(tmp_path: Path) -> None:
+    """A capture of a schema that this version does not know."""
+    odd = conversation(1)
+    odd[0]["metadata"]["token_capture"]["schema_version"] = "benchflow.token_capture.v9"
+    job = make_job(tmp_path / "job", [{"calls": odd}, {}])
+    made = convert(job, tmp_path / "o.jsonl", options(format="trl-sft-ids", row_mode="segment"))
+    assert made.rows == 1
+    assert made.told == [
+        "left out 1 rollout(s): none of its calls is complete (bench train token-coverage says why)",
+    ]
+    assert convert(job, tmp_path / "m.jsonl", options()).rows == 2, "its messages are still there"
+
+
+def test_an_unknown_format_key_in_a_line_is_no_matter(tmp_path: Path) -> None:
+    calls = conversation(1)
+    calls[0]["surprise"] = {"a": 1}
+    calls[0]["metadata"]["token_capture"]["completions"][0]["routing"] = {"source": "vllm/npy-base64"}
+    job = make_job(tmp_path / "job", [{"calls": calls, "result": {"surprise": []}}])
+    for form in ("trl-sft", "trl-sft-ids"):
+        assert convert(job, tmp_path / f"{form}.jsonl", options(format=form)).rows == 1
+
+
+def test_a_journal_itself_can_be_given(tmp_path: Path) -> None:
+    job = make_job(tmp_path / "job", [{}])
+    journal = next(job.glob("*/trajectory/llm_trajectory.jsonl"))
+    assert convert(journal, tmp_path / "o.jsonl", options(row_mode="exchange")).rows == 2
+
+
+STRANGE: dict[str, dict[str, Any]] = {
+    "no log": {"calls": None},
+    "an empty log": {"journal": b""},
+    "a log of nonsense": {"journal": b"nonsense\n"},
+    "only a failed call": {"calls": [failed()]},
+    "only a side call": {"calls": [line(0, [1], [2], call_purpose="title")]},
+    "only a cut call": {"calls": [line(0, [1], [2], outcome="truncated")]},
+    "nothing sampled": {"calls": [line(0, [1], [], text="")]},
+    "no capture": {"calls": uncaptured(2)},
+    "broken": {"calls": broken(3)},
+    "no reward": {"reward": None},
+    "an error": {"reward": None, "error": "no"},
+}
+
+
+@pytest.mark.parametrize("mode", ["rollout", "exchange", "segment"])
+@pytest.mark.parametrize("form", ["prime-sft", "trl-sft", "openenv-episodes", "trl-sft-ids", "trl-grpo"])
+@pytest.mark.parametrize("kind", STRANGE)
+def test_no_rollout_is_ever_left_out_in_silence(tmp_path: Path, kind: str, form: str, mode: str) -> None:
+    if form == "openenv-episodes" and mode != "rollout":
+        return
+    job = make_job(tmp_path / "job", [STRANGE[kind]])
+    for group in (None, Grouping()):
+        out = tmp_path / ("episodes" if form == "openenv-episodes" else "o.jsonl")
+        try:
+            made = convert(job, out, options(format=form, row_mode=mode, group=group))
+        except NothingWritten as error:
+            assert error.told and all(sentence.startswith("left out 1 ") for sentence in error.told)
+        else:
+            assert made.rows >= 1 and made.rollouts == 1
