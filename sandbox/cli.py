@@ -17,7 +17,7 @@ import typer
 from sandbox import images, reaper
 from sandbox.agents import find_agent
 from sandbox.docker import connect
-from sandbox.errors import JobError, SandboxError, TaskError
+from sandbox.errors import JobError, SandboxError, Stopped, TaskError
 from sandbox.house import House
 from sandbox.job import Options, Outcome, default_job_name, run_job
 from sandbox.progress import Progress
@@ -108,7 +108,10 @@ def run_command(
         check_reachable(provider)
     options = Options(jobs_dir, trials, concurrency, retries, resume, fail_fast)
     with interruptible(progress) as guard:
-        outcome = run_job(plan, found, options, progress, stop=guard.stop, on_house=guard.watch)
+        try:
+            outcome = run_job(plan, found, options, progress, stop=guard.stop, on_house=guard.watch)
+        except Stopped:  # before the first rollout began
+            raise typer.Exit(guard.exit_code or 1) from None
     report(outcome, provider, progress, as_json)
     raise typer.Exit(guard.exit_code or (1 if outcome.unscored or outcome.stopped else 0))
 

@@ -61,6 +61,8 @@ class DockerHouse:
         self._networks: dict[bool, Network] = {}
         self._live: dict[str, Container] = {}
         self._egress: Egress | None = None
+        self._own = [f"{name}={value}" for name, value in self._labels.items()]
+        self._killing = threading.Event()
         self._closing = threading.Event()
         reaper.reap(self.api, say)
         try:
@@ -140,10 +142,19 @@ class DockerHouse:
                         box.kill()
 
     def kill(self) -> None:
-        with contextlib.suppress(docker.errors.DockerException, requests.exceptions.RequestException):
-            for found in self.api.containers(filters={"label": f"{reaper.OWNER}={reaper.owner()}"}):
-                with contextlib.suppress(docker.errors.APIError):
-                    self.api.kill(found["Id"])
+        """Again and again until the house is closed: a container may be on its way up just now."""
+        if not self._killing.is_set():
+            self._killing.set()
+            threading.Thread(target=self._kill_until_closed, name="stopping", daemon=True).start()
+
+    def _kill_until_closed(self) -> None:
+        while True:
+            with contextlib.suppress(docker.errors.DockerException, requests.exceptions.RequestException):
+                for found in self.api.containers(filters={"label": self._own}):
+                    with contextlib.suppress(docker.errors.APIError):
+                        self.api.kill(found["Id"])
+            if self._closing.wait(0.3):
+                return
 
     def close(self) -> None:
         """Removes what is left. Everything is tried before the first failure is raised."""

@@ -149,9 +149,12 @@ def test_fail_fast_stops_at_the_first_rollout_without_a_reward(
 
 
 @docker_test
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code", "wait"),
+    [(signal.SIGINT, 130, 0.0), (signal.SIGINT, 130, 0.7), (signal.SIGINT, 130, 3.0), (signal.SIGTERM, 143, 3.0)],
+)
 def test_stopping_removes_containers_and_keeps_what_is_finished(
-    tmp_path: Path, number: signal.Signals, code: int, job: str, docker_client: docker.DockerClient
+    tmp_path: Path, number: signal.Signals, code: int, wait: float, job: str, docker_client: docker.DockerClient
 ) -> None:
     quick = make_task(tmp_path, name="a-quick", **{"oracle/solve.sh": "#!/bin/bash\necho 42 > answer.txt\n"})
     slow = make_task(tmp_path, name="b-slow", **{"oracle/solve.sh": "#!/bin/bash\nsleep 300\n"})
@@ -161,9 +164,12 @@ def test_stopping_removes_containers_and_keeps_what_is_finished(
     assert run.stdout is not None
     while "[PASS] a-quick" not in (line := run.stdout.readline()):
         assert line, run.communicate()
-    time.sleep(2.5)  # the slow one is in its sandbox now
+    time.sleep(wait)
     run.send_signal(number)
-    out, err = run.communicate(timeout=60)
+    try:
+        out, err = run.communicate(timeout=60)
+    finally:
+        run.kill()
     assert run.returncode == code, (out, err)
     folder = tmp_path / "jobs" / job
     summary = json.loads((folder / "summary.json").read_text())
