@@ -17,6 +17,8 @@ from train.rollouts import Rollout
 from train.sampling import not_plain, sentence
 from train.tokens import Heard, RolloutTokens, read_tokens
 
+#: Why a reply ended where the limit on its length ended it: chat, Anthropic messages, OpenAI responses.
+CUT = frozenset({"length", "max_tokens", "incomplete"})
 ROW_MODES = ("rollout", "exchange", "segment")
 
 
@@ -73,6 +75,11 @@ def exchange_of(call: Call, origin: Origin, choice: int, tally: Tally) -> Exchan
         tally.note(
             "{n} row(s) end in a reply whose reasoning is left out: message rows hold none; trl-sft-ids trains "
             "what was sampled"
+        )
+    if chat.replies[choice].finish_reason in CUT:
+        tally.note(
+            "{n} row(s) end in a reply that was cut for its length: the template closes it with a stop token that was "
+            "never sampled, and the trainer learns it; trl-sft-ids has no such token"
         )
     usage = call.response_body.get("usage")
     return Exchange(

@@ -47,6 +47,7 @@ def line(
         made["request"]["body"]["messages"] = messages
     if text is not None:
         made["response"]["body"]["choices"][0]["message"]["content"] = text
+        made["response"]["body"]["choices"][0]["finish_reason"] = "stop"  # the golden line's reply was cut
     return made
 
 

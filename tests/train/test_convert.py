@@ -229,6 +229,14 @@ def test_reasoning_is_left_out_and_said(tmp_path: Path) -> None:
     assert "1 row(s) end in a reply whose reasoning is left out" in told(made)
 
 
+def test_a_reply_that_was_cut_trains_a_stop_token_it_never_sampled_and_that_is_told(tmp_path: Path) -> None:
+    calls = conversation(1)
+    calls[0]["response"]["body"]["choices"][0]["finish_reason"] = "length"
+    job = make_job(tmp_path / "job", [{"calls": calls}])
+    assert "1 row(s) end in a reply that was cut for its length" in told(convert(job, tmp_path / "o.jsonl", options()))
+    assert convert(job, tmp_path / "i.jsonl", options(format="trl-sft-ids")).told == []
+
+
 def test_plain_sampling_can_be_required(tmp_path: Path) -> None:
     plain = {
         "sent": {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0},
