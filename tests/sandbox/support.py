@@ -77,6 +77,21 @@ class ShellAgent:
         return "end_turn"
 
 
+class ByTask(ShellAgent):
+    """A double: many shell agents in one, a script for each task's name."""
+
+    def __init__(self, scripts: dict[str, str]) -> None:
+        super().__init__("")
+        self.scripts, self.heard = scripts, dict[str, str]()
+
+    def act(self, scene: Scene) -> str:
+        one = ShellAgent(self.scripts[scene.task.name])
+        try:
+            return one.act(scene)
+        finally:
+            self.heard[scene.task.name] = one.said
+
+
 class Seen:
     """One rollout that was run: its result and its folder."""
 
@@ -103,3 +118,14 @@ def attempt(
     )  # fmt: skip
     folders = sorted((tmp_path / "jobs" / job).glob("*/result.json"), key=lambda p: p.stat().st_mtime)
     return Seen(outcome, folders[-1].parent, getattr(who, "said", ""), out.getvalue())
+
+
+def attempt_all(tmp_path: Path, scripts: dict[str, str], tasks: list[Task]) -> dict[str, Seen]:
+    """Runs every task once, four at a time in one job, each with the script of its name."""
+    agent, out = ByTask(scripts), io.StringIO()
+    plan = Plan(job="all", agent=agent, provider=None)
+    outcome = run_job(plan, tasks, Options(jobs_dir=tmp_path / "jobs"), Progress(out, live=False))
+    folders = {
+        path.parent.name.rpartition("__")[0]: path.parent for path in (tmp_path / "jobs").glob("all/*/result.json")
+    }
+    return {name: Seen(outcome, folder, agent.heard.get(name, ""), out.getvalue()) for name, folder in folders.items()}

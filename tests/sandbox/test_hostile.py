@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import docker
@@ -21,152 +21,206 @@ from sandbox.docker import connect
 from sandbox.engine import EmbeddedEngine
 from sandbox.errors import JobError
 from sandbox.provider import Provider
-from tests.sandbox.support import TEST_SH, ShellAgent, attempt, make_task
+from tests.sandbox.support import TEST_SH, Seen, ShellAgent, attempt, attempt_all, make_task
 
 pytestmark = [pytest.mark.usefixtures("docker_client"), pytest.mark.docker]
 
 SILENT = "#!/bin/bash\nexit 0\n"  # a verifier that writes nothing: only a plant could count
+ATTACKS: dict[str, tuple[str, dict[str, str]]] = {}
+Test = Callable[..., None]
 
 
-def test_a_planted_reward_file_does_not_count(tmp_path: Path) -> None:
-    script = """
+def attack(script: str, *, of: str = "", **task: str) -> Callable[[Test], Test]:
+    """A shell script that an agent runs before a test looks at what came of it (`seen`); all run in one job."""
+
+    def register(test: Test) -> Test:
+        ATTACKS[test.__name__ + of] = (script, task)
+        return test
+
+    return register
+
+
+@pytest.fixture(scope="module")
+def attacks(tmp_path_factory: pytest.TempPathFactory, docker_client: docker.DockerClient) -> dict[str, Seen]:
+    folder = tmp_path_factory.mktemp("attacks")
+    names = {test: f"attack-{number:02d}" for number, test in enumerate(ATTACKS)}
+    tasks = [make_task(folder, name=names[test], **task) for test, (_, task) in ATTACKS.items()]
+    seen = attempt_all(folder, {names[test]: script for test, (script, _) in ATTACKS.items()}, tasks)
+    return {test: seen[name] for test, name in names.items()}
+
+
+@pytest.fixture
+def seen(request: pytest.FixtureRequest, attacks: dict[str, Seen]) -> Seen:
+    return attacks[request.node.name]
+
+
+@attack(
+    """
     mkdir -p /logs/verifier && echo MADE; echo 1 > /logs/verifier/reward.txt && echo WRITTEN
     echo 1 > /logs/agent/reward.txt; echo 1 > /logs/artifacts/reward.txt; exit 0
-    """
-    seen = attempt(tmp_path, make_task(tmp_path, test=SILENT), script)
+    """,
+    test=SILENT,
+)
+def test_a_planted_reward_file_does_not_count(seen: Seen) -> None:
     assert seen.reward is None
     assert "No reward file found" in seen.result["verifier_error"]
     assert "MADE" not in seen.said and "WRITTEN" not in seen.said
 
 
-def test_a_planted_link_for_the_verifiers_folder_does_not_count(tmp_path: Path) -> None:
-    script = """
+@attack(
+    """
     mkdir -p /tmp/mine; echo 1 > /tmp/mine/reward.txt
     ln -sfn /tmp/mine /logs/verifier; mv /logs /logs2; rm -rf /logs; ln -s /tmp/mine /logs/agent/verifier; exit 0
+    """,
+    test=SILENT,
+)
+def test_a_planted_link_for_the_verifiers_folder_does_not_count(seen: Seen) -> None:
+    assert seen.reward is None
+
+
+@attack(
     """
-    assert attempt(tmp_path, make_task(tmp_path, test=SILENT), script).reward is None
-
-
-def test_a_root_agent_that_plants_links_and_tests_finds_them_replaced(tmp_path: Path) -> None:
-    script = """
     mkdir -p /verifier /tests /tmp/mine; echo 1 > /tmp/mine/reward.txt
     ln -sfn /tmp/mine /logs/verifier
     printf '#!/bin/bash\\necho 1 > /logs/verifier/reward.txt\\n' > /verifier/test.sh
     chmod +x /verifier/test.sh; cp /verifier/test.sh /tests/
+    """,
+    agent="user: root",
+)
+def test_a_root_agent_that_plants_links_and_tests_finds_them_replaced(seen: Seen) -> None:
+    assert seen.reward == 0.0
+
+
+@attack("echo 1 > /app/mine.txt", test="#!/bin/bash\nln -s /app/mine.txt /logs/verifier/reward.txt\n")
+def test_a_reward_that_is_a_link_is_not_followed(seen: Seen) -> None:
+    assert seen.reward is None
+
+
+@attack(
     """
-    task = make_task(tmp_path, agent="user: root")
-    assert attempt(tmp_path, task, ShellAgent(script, user="root")).reward == 0.0
-
-
-def test_a_reward_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
-    test = "#!/bin/bash\nln -s /app/mine.txt /logs/verifier/reward.txt\n"
-    assert attempt(tmp_path, make_task(tmp_path, test=test), "echo 1 > /app/mine.txt").reward is None
-
-
-def test_tests_and_solution_are_not_there_to_read_or_to_patch(tmp_path: Path) -> None:
-    script = """
     find / -xdev -name test.sh -o -xdev -name solve.sh 2>/dev/null | sed s/^/FOUND/
     for dir in /verifier /tests /oracle /solution; do mkdir $dir 2>/dev/null && echo MADE; done; exit 0
-    """
-    task = make_task(tmp_path, **{"oracle/solve.sh": "#!/bin/bash\necho SECRET-ANSWER\n"})
-    seen = attempt(tmp_path, task, script)
+    """,
+    **{"oracle/solve.sh": "#!/bin/bash\necho SECRET-ANSWER\n"},
+)
+def test_tests_and_solution_are_not_there_to_read_or_to_patch(seen: Seen) -> None:
     assert seen.reward == 0.0
     assert "FOUND" not in seen.said and "MADE" not in seen.said
 
 
-@pytest.mark.parametrize("name", ["conftest.py", "sitecustomize.py", "usercustomize.py", "evil.pth"])
-def test_files_that_python_runs_unasked_are_gone_before_the_verifier(tmp_path: Path, name: str) -> None:
-    forge = "import os; open('/logs/verifier/reward.txt', 'w').write('1'); os._exit(0)"
-    script = f"""
-    for dir in /app /app/sub /tmp "$HOME/.local/lib/python3.12/site-packages" /usr/local/lib/python3.12/site-packages
-    do mkdir -p $dir 2>/dev/null; echo "{forge}" > $dir/{name}; done 2>/dev/null; exit 0
-    """
-    test = f"""#!/bin/bash
+AUTORUN = ("conftest.py", "sitecustomize.py", "usercustomize.py", "evil.pth")
+FORGE = "import os; open('/logs/verifier/reward.txt', 'w').write('1'); os._exit(0)"
+SPREAD = """
+for dir in /app /app/sub /tmp "$HOME/.local/lib/python3.12/site-packages" /usr/local/lib/python3.12/site-packages
+do mkdir -p $dir 2>/dev/null; echo "FORGE" > $dir/NAME; done 2>/dev/null; exit 0
+""".replace("FORGE", FORGE)
+LOOK = """#!/bin/bash
 cd /app && PYTHONPATH=/app:/tmp python3 -c pass; python3 -c pass
-find /app /tmp /usr/local -name '{name}'
+find /app /tmp /usr/local -name 'NAME'
 [ -e /logs/verifier/reward.txt ] || echo 0 > /logs/verifier/reward.txt
 """
-    seen = attempt(tmp_path, make_task(tmp_path, test=test, sandbox="workdir: /app"), script)
+
+
+@pytest.mark.parametrize("name", AUTORUN)
+def test_files_that_python_runs_unasked_are_gone_before_the_verifier(seen: Seen, name: str) -> None:
     assert seen.reward == 0.0
     assert {f"/app/{name}", f"/app/sub/{name}"} <= set(seen.result["hardening"]["removed"])
     assert name not in (seen.folder / "verifier" / "test-stdout.txt").read_text()
 
 
-def test_a_module_that_would_shadow_pytest_is_gone_before_the_verifier(tmp_path: Path) -> None:
-    script = """
+for _name in AUTORUN:
+    attack(SPREAD.replace("NAME", _name), of=f"[{_name}]", test=LOOK.replace("NAME", _name))(
+        test_files_that_python_runs_unasked_are_gone_before_the_verifier
+    )
+
+
+@attack(
+    """
     echo "open('/logs/verifier/reward.txt', 'w').write('1')" | tee pytest.py > json.py; mkdir _pytest; touch _pytest/x
     mkdir -p venv/lib/pytest; exit 0
-    """
-    test = "#!/bin/bash\npython3 -m pytest\n[ -e /logs/verifier/reward.txt ] || echo 0 > /logs/verifier/reward.txt\n"
-    seen = attempt(tmp_path, make_task(tmp_path, test=test), script)
+    """,
+    test="#!/bin/bash\npython3 -m pytest\n[ -e /logs/verifier/reward.txt ] || echo 0 > /logs/verifier/reward.txt\n",
+)
+def test_a_module_that_would_shadow_pytest_is_gone_before_the_verifier(seen: Seen) -> None:
     assert seen.reward == 0.0
     assert seen.result["hardening"]["removed"] == ["/app/_pytest", "/app/pytest.py"]
 
 
-def test_a_conftest_of_the_task_itself_comes_back_as_it_was(tmp_path: Path) -> None:
-    test = "#!/bin/bash\ngrep -q honest /app/conftest.py && echo 1 > /logs/verifier/reward.txt\n"
-    task = make_task(tmp_path, test=test, sandbox="setup_commands: ['echo honest > /app/conftest.py']\nworkdir: /app")
-    assert attempt(tmp_path, task, "echo forged > /app/conftest.py", job="changed").reward == 1.0
-    assert attempt(tmp_path, task, "rm /app/conftest.py", job="deleted").reward == 1.0
+HONEST = {
+    "test": "#!/bin/bash\ngrep -q honest /app/conftest.py && echo 1 > /logs/verifier/reward.txt\n",
+    "sandbox": "setup_commands: ['echo honest > /app/conftest.py']\nworkdir: /app",
+}
 
 
-def test_a_background_process_does_not_live_to_write_the_reward(tmp_path: Path) -> None:
-    script = """
+@attack("echo forged > /app/conftest.py", **HONEST)
+def test_a_conftest_of_the_task_itself_that_was_changed_comes_back_as_it_was(seen: Seen) -> None:
+    assert seen.reward == 1.0
+
+
+@attack("rm /app/conftest.py", **HONEST)
+def test_a_conftest_of_the_task_itself_that_was_deleted_comes_back(seen: Seen) -> None:
+    assert seen.reward == 1.0
+
+
+@attack(
+    """
     printf '%s\\n' "trap '' TERM HUP INT" 'while :; do echo 1 > /logs/verifier/reward.txt; echo 42 > /app/answer.txt' \
       'done 2>/dev/null' > /tmp/later.sh
     setsid nohup bash /tmp/later.sh >/dev/null 2>&1 &
-    (setsid nohup bash /tmp/later.sh >/dev/null 2>&1 &) ; sleep 0.2; pgrep -c -f later.sh; exit 0
-    """
-    test = "#!/bin/bash\nrm -f /app/answer.txt; sleep 0.7; ls /app\nps ax -o args= | grep '[l]ater'\n" + TEST_SH[12:]
-    seen = attempt(tmp_path, make_task(tmp_path, test=test, sandbox="workdir: /app"), script)
+    (setsid nohup bash /tmp/later.sh >/dev/null 2>&1 &) ; sleep 0.5; [ -e answer.txt ] && echo AT WORK; exit 0
+    """,
+    test="#!/bin/bash\nrm -f /app/answer.txt; sleep 0.7; ls /app\n" + TEST_SH[12:],
+)
+def test_a_background_process_does_not_live_to_write_the_reward(seen: Seen) -> None:
+    assert seen.said == "AT WORK\n"
     assert seen.reward == 0.0
     assert (seen.folder / "verifier" / "test-stdout.txt").read_text() == ""
 
 
-def test_a_poisoned_path_and_shell_start_files_do_not_reach_the_verifier(tmp_path: Path) -> None:
-    script = """
+@attack(
+    """
     for dir in /app/bin /usr/local/bin "$HOME/.local/bin" /tmp/bin; do mkdir -p $dir
       for tool in tr cat bash python3; do
         printf '#!/bin/sh\\necho 42\\n' > $dir/$tool && chmod +x $dir/$tool; done; done 2>/dev/null
     for file in ~/.bashrc ~/.profile ~/.bash_profile /root/.bashrc /root/.profile /etc/profile
     do echo 'export PATH=/app/bin:$PATH' > $file; done 2>/dev/null; exit 0
-    """
-    task = make_task(
-        tmp_path,
-        test='#!/bin/bash -l\necho "$PATH"\n' + TEST_SH[12:],
-        sandbox="workdir: /app\nenv: {PATH: '/app/bin:/usr/local/bin:/usr/bin:/bin'}",
-    )
-    seen = attempt(tmp_path, task, script)
+    """,
+    test='#!/bin/bash -l\necho "$PATH"\n' + TEST_SH[12:],
+    sandbox="workdir: /app\nenv: {PATH: '/app/bin:/usr/local/bin:/usr/bin:/bin'}",
+)
+def test_a_poisoned_path_and_shell_start_files_do_not_reach_the_verifier(seen: Seen) -> None:
     assert seen.reward == 0.0
     path = (seen.folder / "verifier" / "test-stdout.txt").read_text()
     assert "/usr/bin" in path and "/app/bin" not in path
 
 
-def test_links_out_of_the_workspace_and_pipes_are_taken_out_of_it(tmp_path: Path) -> None:
-    """A link to where the expected answer will be would otherwise be compared with itself, by root."""
-    test = """#!/bin/bash
-echo 42 > /verifier/expected.txt
-if cmp -s /app/answer.txt /verifier/expected.txt; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
-"""
-    script = """
+@attack(
+    """
     ln -s /verifier/expected.txt /app/answer.txt; ln -s ../verifier /app/v; mkfifo /app/pipe
     ln -s /usr/bin/env /app/env; ln -s note.txt /app/inside; echo 1 > /app/note.txt
-    """
-    seen = attempt(tmp_path, make_task(tmp_path, test=test, sandbox="workdir: /app"), script)
+    """,
+    test="""#!/bin/bash
+echo 42 > /verifier/expected.txt
+if cmp -s /app/answer.txt /verifier/expected.txt; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+""",
+)
+def test_links_out_of_the_workspace_and_pipes_are_taken_out_of_it(seen: Seen) -> None:
+    """A link to where the expected answer will be would otherwise be compared with itself, by root."""
     assert seen.reward == 0.0
     assert seen.result["hardening"]["removed"] == ["/app/answer.txt", "/app/pipe", "/app/v"]
 
 
-def test_the_verifiers_environment_is_pinned(tmp_path: Path) -> None:
+@attack(
+    "exit 0",
+    test="#!/bin/bash\nenv; echo 0 > /logs/verifier/reward.txt\n",
+    verifier="env: {PYTHONPATH: /app, PYTEST_ADDOPTS: -p evil, MINE: kept}",
+)
+def test_the_verifiers_environment_is_pinned(seen: Seen) -> None:
     """What git, pytest and Python would read from the agent's files is switched off by variables of ours."""
-    test = "#!/bin/bash\nenv; echo 0 > /logs/verifier/reward.txt\n"
-    task = make_task(tmp_path, test=test, verifier="env: {PYTHONPATH: /app, PYTEST_ADDOPTS: -p evil, MINE: kept}")
-    seen = attempt(tmp_path, task, "exit 0")
     env = dict(line.split("=", 1) for line in (seen.folder / "verifier" / "test-stdout.txt").read_text().splitlines())
     assert (env["GIT_CONFIG_KEY_0"], env["GIT_CONFIG_VALUE_0"]) == ("core.fsmonitor", "false")
-    assert (
-        env["PYTEST_ADDOPTS"].startswith("-c /dev/null --confcutdir=/verifier") and "evil" not in env["PYTEST_ADDOPTS"]
-    )
+    assert env["PYTEST_ADDOPTS"].startswith("-c /dev/null --confcutdir=/verifier")
+    assert "evil" not in env["PYTEST_ADDOPTS"]
     assert (env["PYTHONPATH"], env["PYTHONNOUSERSITE"], env["MINE"]) == ("", "1", "kept")
 
 

@@ -23,7 +23,8 @@ from sandbox.progress import Progress
 from sandbox.provider import Provider, check_reachable
 from sandbox.results import outcome
 from sandbox.rollout import Plan
-from tests.sandbox.support import Seen, ShellAgent, attempt, make_task
+from sandbox.task import load_task
+from tests.sandbox.support import Seen, ShellAgent, attempt, attempt_all, make_task
 
 pytestmark = [pytest.mark.usefixtures("docker_client"), pytest.mark.docker]
 
@@ -60,8 +61,6 @@ def test_a_build_that_fails_shows_its_last_lines(tmp_path: Path) -> None:
     task = make_task(tmp_path, sandbox="docker_image: x", **{"environment/Dockerfile": dockerfile})
     text = (folder / "task.md").read_text().replace("  docker_image: x\n", "  cpus: 1\n")
     (folder / "task.md").write_text(text)
-    from sandbox.task import load_task
-
     category, error = said(attempt(tmp_path, load_task(task.path), "exit 0"))
     assert category == "sandbox_setup"
     assert "the image of task job-task cannot be built" in error and "returned a non-zero code: 1" in error
@@ -73,8 +72,6 @@ def test_an_agent_that_cannot_be_installed_says_what_is_missing(tmp_path: Path) 
     task = make_task(tmp_path, sandbox="docker_image: x", **{"environment/Dockerfile": dockerfile})
     text = (task.path / "task.md").read_text().replace("  docker_image: x\n", "  cpus: 1\n")
     (task.path / "task.md").write_text(text)
-    from sandbox.task import load_task
-
     category, error = said(attempt(tmp_path, load_task(task.path), Mini(), provider=unreachable()))
     assert category == "install_failure"
     assert "mini needs Python 3.8 or newer" in error
@@ -126,38 +123,41 @@ def test_processes_that_run_out_are_told_from_a_crash(tmp_path: Path) -> None:
     assert category == "pids_exhausted" and "more than the sandbox's 40 processes" in error
 
 
-@pytest.mark.parametrize(
-    ("script", "category", "words"),
-    [
-        ("#!/bin/bash\nexit 3\n", "verifier_failure", "verifier exited with rc=3; no reward file found"),
-        ("#!/bin/bash\nexit 0\n", "verifier_failure", "No reward file found at /logs/verifier/reward.txt"),
-        ("#!/bin/bash\nsleep 60\n", "verifier_timeout", "verifier timed out after 2s"),
-        ("#!/no/such/shell\n", "verifier_failure", "verifier exited with rc="),
-        ("#!/bin/bash\r\nexit 0\r\n", "verifier_failure", "has Windows line ends"),
-        ("#!/bin/bash\n: > /logs/verifier/reward.txt\n", "verifier_failure", "Reward file is empty"),
-        (
-            "#!/bin/bash\necho good > /logs/verifier/reward.txt\n",
-            "verifier_failure",
-            "Failed to parse rewards from text",
-        ),
-        (
-            "#!/bin/bash\necho nan > /logs/verifier/reward.txt\n",
-            "verifier_failure",
-            "must contain a finite numeric reward",
-        ),
-        ("#!/bin/bash\necho 1.5 > /logs/verifier/reward.txt\n", "verifier_failure", "between 0.0 and 1.0"),
-        (
-            "#!/bin/bash\npython3 -c 'x=bytearray(600<<20)'; exit $?\n",
-            "verifier_failure",
-            "needed more than the sandbox's",
-        ),
-    ],
-)
-def test_a_verifier_without_a_reward_leaves_the_rollout_unscored(
-    tmp_path: Path, script: str, category: str, words: str
-) -> None:
-    task = make_task(tmp_path, test=script, verifier="timeout_sec: 2", sandbox="memory_mb: 128")
-    seen = attempt(tmp_path, task, "exit 0")
+BROKEN_VERIFIERS = {
+    "crashes": ("#!/bin/bash\nexit 3\n", "verifier_failure", "verifier exited with rc=3; no reward file found"),
+    "silent": ("#!/bin/bash\nexit 0\n", "verifier_failure", "No reward file found at /logs/verifier/reward.txt"),
+    "hangs": ("#!/bin/bash\nsleep 60\n", "verifier_timeout", "verifier timed out after 3s"),
+    "no-shell": ("#!/no/such/shell\n", "verifier_failure", "verifier exited with rc="),
+    "windows": ("#!/bin/bash\r\nexit 0\r\n", "verifier_failure", "has Windows line ends"),
+    "empty": ("#!/bin/bash\n: > /logs/verifier/reward.txt\n", "verifier_failure", "Reward file is empty"),
+    "words": ("#!/bin/bash\necho good > /logs/verifier/reward.txt\n", "verifier_failure", "Failed to parse rewards"),
+    "nan": (
+        "#!/bin/bash\necho nan > /logs/verifier/reward.txt\n",
+        "verifier_failure",
+        "must contain a finite numeric reward",
+    ),
+    "too-high": ("#!/bin/bash\necho 1.5 > /logs/verifier/reward.txt\n", "verifier_failure", "between 0.0 and 1.0"),
+    "memory": (
+        "#!/bin/bash\npython3 -c 'x=bytearray(600<<20)'; exit $?\n",
+        "verifier_failure",
+        "needed more than the sandbox's",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def unscored(tmp_path_factory: pytest.TempPathFactory, docker_client: object) -> dict[str, Seen]:
+    folder = tmp_path_factory.mktemp("unscored")
+    tasks = [
+        make_task(folder, name=name, test=script, verifier="timeout_sec: 3", sandbox="memory_mb: 128")
+        for name, (script, _, _) in BROKEN_VERIFIERS.items()
+    ]
+    return attempt_all(folder, dict.fromkeys(BROKEN_VERIFIERS, "exit 0"), tasks)
+
+
+@pytest.mark.parametrize("name", BROKEN_VERIFIERS)
+def test_a_verifier_without_a_reward_leaves_the_rollout_unscored(unscored: dict[str, Seen], name: str) -> None:
+    seen, (_, category, words) = unscored[name], BROKEN_VERIFIERS[name]
     assert seen.result["verifier_error_category"] == category
     assert words in seen.result["verifier_error"], seen.result["verifier_error"]
     assert seen.result["rewards"] is None and outcome(seen.result) == "verifier_errored"
