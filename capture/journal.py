@@ -178,23 +178,23 @@ class Known:
     def __init__(self) -> None:
         self._prompts: list[Ids] = []
 
-    def parse(self, array: bytes) -> Ids | None:
-        """`Ids.parse`, at the price of the ids that are new."""
+    def parse(self, text: bytes) -> Ids | None:
+        """`Ids.parse` of the inside of an array, at the price of the ids that are new."""
         for position, before in enumerate(self._prompts):
-            end = len(before.text) + 1
-            if array.startswith(before.text, 1):
-                # The text must go on with a whole id: `1,2` does not begin `1,23`.
-                new = Ids(before.text) if array[end : end + 1] == b"]" and len(array) == end + 1 else None
-                if new is None and array[end : end + 1] == b",":
-                    tail = Ids.parse(b"[" + array[end + 1 :])
-                    new = Ids(array[1:-1]) if tail and len(array) == end + len(tail.text) + 2 else None
-                if new is not None:
-                    self._prompts[position] = new
-                    return new
-        new = Ids.parse(array)
-        if new:
-            self._prompts = [new, *self._prompts[: self.KEPT - 1]]
-        return new
+            if not text.startswith(before.text):
+                continue
+            end = len(before.text)
+            if len(text) == end:
+                return before
+            # The text must go on with a whole id: `1,2` does not begin `1,23`.
+            tail = Ids.parse_text(text[end + 1 :]) if text[end : end + 1] == b"," else None
+            if tail and len(tail.text) == len(text) - end - 1:
+                self._prompts[position] = new = Ids(text)
+                return new
+        found = Ids.parse_text(text)
+        if found:
+            self._prompts = [found, *self._prompts[: self.KEPT - 1]]
+        return found
 
 
 class _CompletionLine(msgspec.Struct):
@@ -272,12 +272,13 @@ class Call:
         if start < 0 or end - start < CUT_ABOVE:
             return _line.decode(self.raw)
         try:
-            parts = _line.decode(b"".join((self.raw[:start], PLACEHOLDER, self.raw[end + 1 :])))
+            view = memoryview(self.raw)
+            parts = _line.decode(b"".join((view[:start], PLACEHOLDER, view[end + 1 :])))
         except msgspec.DecodeError:
             return _line.decode(self.raw)  # a list in the list, or a line that is torn
         if PLACEHOLDER not in bytes(parts.metadata):
             return _line.decode(self.raw)  # a field of that name stood somewhere else
-        self._prompt = self.raw[start : end + 1]
+        self._prompt = self.raw[start + 1 : end]
         return parts
 
     @cached_property
@@ -373,15 +374,17 @@ class Call:
                 f"token_capture has schema_version {found.schema_version!r}; this version reads {SCHEMA_VERSION!r}"
             )
         prompt = bytes(found.prompt_token_ids)
-        if self._prompt is not None and prompt == PLACEHOLDER:
-            prompt = self._prompt
-        elif self._prompt is not None:  # it stood in a choice: the line as it is says where
+        if self._prompt is None:
+            prompt_ids = Ids.parse(prompt)
+        elif prompt == PLACEHOLDER:
+            prompt_ids = self._known.parse(self._prompt)
+        else:  # it stood in a choice: the line as it is says where
             return Call._uncut(self).capture
         return TokenCapture.read(
             wire=found.wire,
             provider=found.provider,
             requested=found.requested,
-            prompt_token_ids=self._known.parse(prompt),
+            prompt_token_ids=prompt_ids,
             completions=[
                 Completion(
                     index=row.index if isinstance(row.index, int) else position,
@@ -420,7 +423,7 @@ def _prompt_array(raw: bytes) -> tuple[int, int]:
 
 
 def _loads(raw: msgspec.Raw) -> Any:
-    return orjson.loads(bytes(raw))
+    return orjson.loads(memoryview(raw))
 
 
 def _object(raw: msgspec.Raw) -> dict[str, Any]:

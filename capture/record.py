@@ -60,15 +60,17 @@ class Ids(Sequence[int]):
 
         Checked with a few passes at C speed: 100,000 ids take well under a millisecond.
         """
-        if array[:1] != b"[" or array[-1:] != b"]":
-            return None
-        text = array[1:-1]
+        return cls.parse_text(array[1:-1]) if array[:1] == b"[" and array[-1:] == b"]" else None
+
+    @classmethod
+    def parse_text(cls, text: bytes) -> Ids | None:
+        """`parse` of what stands between the brackets."""
         bones = text.translate(None, _DIGITS)
         if bones != b"," * len(bones):
             # Spaces between the numbers are JSON too; anything else is not ids. "1 2" must not become "12".
             if bones.translate(None, b"," + _SPACE):
                 return None
-            return cls._from_values(orjson_loads_or_none(array))
+            return cls._from_values(orjson_loads_or_none(b"[" + text + b"]"))
         if not text:
             return cls(b"", [])
         if text[:1] == b"," or text[-1:] == b"," or b",," in text or _leading_zero(text):

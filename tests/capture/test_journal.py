@@ -163,15 +163,16 @@ def test_one_bad_id_voids_the_list_and_is_named(place: str, bad: Any) -> None:
 def test_what_is_known_of_earlier_prompts_changes_nothing(prompts: list[list[int]]) -> None:
     known = Known()
     for prompt in prompts:
-        assert known.parse(orjson.dumps(prompt)) == prompt
+        assert known.parse(orjson.dumps(prompt)[1:-1]) == prompt
 
 
 @pytest.mark.parametrize("tail", [b",x]", b",,1]", b",01]", b",-1]", b", 1]", b",1.5]", b"x]", b",]", b"5]"])
 def test_a_bad_tail_after_a_known_prompt_is_seen(tail: bytes) -> None:
     known = Known()
     first = b"[10,11,12]"
-    assert known.parse(first) == [10, 11, 12]
-    assert known.parse(first[:-1] + tail) == Ids.parse(first[:-1] + tail)
+    assert known.parse(first[1:-1]) == [10, 11, 12]
+    text = (first[:-1] + tail)[1:-1]
+    assert known.parse(text) == Ids.parse_text(text)
 
 
 def test_growing_prompts_are_read_right_through_a_journal(tmp_path: Path) -> None:
