@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 from sandbox.engine import EmbeddedEngine
 
 HERE = Path(__file__).parent
+# A shell that starts the tests in the background has Ctrl-C ignored, and what they start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 #: Task folders that the sandbox tests run agents on; their tests run inside a container.
 collect_ignore_glob = ["sandbox/tasks/*", "tasks/*"]
 
