@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,3 +130,8 @@ def attempt_all(tmp_path: Path, scripts: dict[str, str], tasks: list[Task]) -> d
         path.parent.name.rpartition("__")[0]: path.parent for path in (tmp_path / "jobs").glob("all/*/result.json")
     }
     return {name: Seen(outcome, folder, agent.heard.get(name, ""), out.getvalue()) for name, folder in folders.items()}
+
+
+def bridge_address() -> str:
+    command = ["ip", "-4", "-o", "addr", "show", "docker0"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[3].partition("/")[0]

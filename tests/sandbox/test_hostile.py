@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import http.server
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from sandbox.docker import connect
 from sandbox.engine import EmbeddedEngine
 from sandbox.errors import JobError
 from sandbox.provider import Provider
-from tests.sandbox.support import TEST_SH, Seen, ShellAgent, attempt, attempt_all, make_task
+from tests.sandbox.support import TEST_SH, Seen, ShellAgent, attempt, attempt_all, bridge_address, make_task
 
 pytestmark = [pytest.mark.usefixtures("docker_client"), pytest.mark.docker]
 
@@ -253,11 +252,6 @@ def listeners() -> Iterator[tuple[Listener, Listener]]:
     yield both
     for listener in both:
         listener.close()
-
-
-def bridge_address() -> str:
-    command = ["ip", "-4", "-o", "addr", "show", "docker0"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[3].partition("/")[0]
 
 
 REACH = """python3 - <<'END'

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import docker
+import httpx
 import pytest
 
 from sandbox.egress import Egress
-from tests.sandbox.support import attempt, make_task
+from tests.sandbox.support import attempt, bridge_address, make_task
 
 pytestmark = pytest.mark.docker
 
@@ -56,6 +58,37 @@ def test_an_allow_list_opens_its_hosts_and_no_other(tmp_path: Path, servers: lis
     assert seen.said.splitlines() == [
         f"{urls[0]} 200", f"{urls[1]} 403", f"{urls[2]} 502", f"{urls[3]} 403", "no way but the proxy",
     ]  # fmt: skip
+
+
+def test_an_engine_published_on_dockers_bridge_as_in_the_seed_is_out_of_reach(
+    tmp_path: Path, docker_client: docker.DockerClient
+) -> None:
+    """`docker run -p $BRIDGE:8000:8000`: this host reaches it there, a sandbox neither there nor at its own address."""
+    bridge = bridge_address()
+    engine = docker_client.containers.run(
+        "python:3.12-slim", ["python3", "-m", "http.server", "8000"], detach=True, ports={"8000/tcp": (bridge, None)}
+    )
+    try:
+        for _ in range(50):
+            engine.reload()
+            if engine.attrs["NetworkSettings"]["Ports"].get("8000/tcp"):
+                break
+            time.sleep(0.1)
+        port = engine.attrs["NetworkSettings"]["Ports"]["8000/tcp"][0]["HostPort"]
+        published, own = f"http://{bridge}:{port}/", f"http://{engine.attrs['NetworkSettings']['IPAddress']}:8000/"
+        for _ in range(50):
+            try:
+                assert httpx.get(published, trust_env=False).status_code == 200
+                break
+            except httpx.HTTPError:
+                time.sleep(0.1)
+        else:
+            pytest.fail("the published server never answered this host")
+        script = FETCH.replace("URLS", repr([published, own]))
+        seen = attempt(tmp_path, make_task(tmp_path, sandbox="network_mode: public"), script)
+    finally:
+        engine.remove(force=True)
+    assert seen.said.splitlines() == [f"{published} none", f"{own} none", "no way but the proxy"]
 
 
 def test_an_allow_list_is_for_its_own_sandbox() -> None:
