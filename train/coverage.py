@@ -10,9 +10,10 @@ from typing import Any
 from capture.breaks import Break, Decoder
 from capture.errors import JournalError
 from capture.sequences import TRAINABLE_KINDS, TokenSequence
+from train.heard import CAPTURE_OFF, NOT_MERGED
 from train.rollouts import Rollout, Warn, find_rollouts
 from train.sampling import sentence
-from train.tokens import CAPTURE_OFF, NOT_MERGED, RolloutTokens, read_tokens
+from train.tokens import RolloutTokens, read_tokens
 
 FEW = 3
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from capture.breaks import Break, Decoder, Told, diagnose
+from capture.breaks import Break, Decoder, Told
+from capture.diagnosis import diagnose
 from capture.journal import Call, JournalReader
 from capture.lineage import predecessor
 from capture.record import Ids
@@ -16,7 +17,7 @@ from capture.threads import Placement
 from train.chat import NotChat, chat_of
 
 if TYPE_CHECKING:
-    from train.tokens import Heard
+    from train.heard import Heard
 
 
 def find_breaks(

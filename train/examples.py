@@ -12,10 +12,11 @@ from capture.sequences import TRAINABLE_KINDS, Span, TokenSequence
 from train.branches import Followed, branch_lines, last_line, usable
 from train.chat import NotChat, chat_of, plain
 from train.formats import Exchange, Format, Origin, Tokens
+from train.heard import Heard
 from train.reasons import Tally
 from train.rollouts import Rollout
 from train.sampling import not_plain, sentence
-from train.tokens import Heard, RolloutTokens, read_tokens
+from train.tokens import RolloutTokens, read_tokens
 
 #: Why a reply ended where the limit on its length ended it: chat, Anthropic messages, OpenAI responses.
 CUT = frozenset({"length", "max_tokens", "incomplete"})

@@ -1,0 +1,286 @@
+"""Why a call does not continue the one before it: the first differing token, both windows, the cause.
+
+Two kinds of evidence are weighed. Tokens always: where the ids part, and what they say, where somebody can decode them.
+Messages where the log has them: what the agent sent back of what it got. A cause is `certain` only when the evidence
+excludes the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from capture.break_text import (
+    calls_of,
+    first_change,
+    has_image,
+    head,
+    json_equal_texts,
+    one_gap,
+    reasoning_of,
+    same_arguments,
+    strip_reasoning,
+    text_of,
+    thinks,
+)
+from capture.breaks import Break, Decoder, Told
+
+#: Codes of an incomplete capture that mean: ids were sampled and did not come.
+_DROPPED: Final = frozenset({
+    "streamed_tokens_dropped_by_parser", "count_mismatch_usage", "stop_token_not_returned", "ids_malformed",
+    "server_ignored_return_token_ids", "no_completion_ids",
+})  # fmt: skip
+_CUT: Final = frozenset({"stream_aborted", "ids_lost_stream_aborted", "stream_error"})
+#: Ids of each side that are shown.
+WINDOW: Final = 8
+_RUN: Final = 4
+
+
+def diagnose(before: Told, after: Told, decoder: Decoder | None = None) -> Break:
+    """Why `after` does not begin with the prompt and the sampled ids of `before`."""
+    held = before.prompt + before.sampled
+    index = held.common(after.prompt)
+    ours, theirs = held.tolist(), after.prompt.tolist()
+    split = len(before.prompt)
+    place = _Place(before, after, ours, theirs, index, split, decoder)
+    cause, sure = _in_prompt(place) if index < split else _in_reply(place)
+    kept, expected = ours[max(0, index - WINDOW) : index], ours[index : index + WINDOW]
+    found = theirs[index : index + WINDOW]
+    return Break(
+        call=after.call,
+        before=before.call,
+        index=index,
+        region="prompt" if index < split else "sampled",
+        offset=index if index < split else index - split,
+        kept=kept,
+        expected=expected,
+        found=found,
+        cause=cause,
+        sure=sure,
+        texts=(decoder.text(kept), decoder.text(expected), decoder.text(found)) if decoder is not None else None,
+    )
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where two token lists part: `ours` is what was held, `theirs` the new prompt, `split` where the reply begins."""
+
+    before: Told
+    after: Told
+    ours: list[int]
+    theirs: list[int]
+    index: int
+    split: int
+    decoder: Decoder | None
+
+    @property
+    def messages(self) -> tuple[Sequence[Any], Sequence[Any]] | None:
+        """What was sent, before and after, where both are known."""
+        if self.before.messages is None or self.after.messages is None:
+            return None
+        return self.before.messages, self.after.messages
+
+    @property
+    def sent_back(self) -> dict[str, Any] | None:
+        """The assistant message in which the agent sent the reply back."""
+        if self.messages is None:
+            return None
+        earlier, later = (head(messages)[1] for messages in self.messages)
+        following = later[len(earlier) : len(earlier) + 1]
+        return next((dict(message) for message in following if message.get("role") == "assistant"), None)
+
+
+# the earlier prompt was changed
+
+
+def _in_prompt(place: _Place) -> tuple[str, str]:
+    before, after = place.before, place.after
+    images = has_image(before.messages) or has_image(after.messages)
+    if _in_a_run(place) and (images or place.messages is None):
+        return "image_placeholders", "certain" if images else "possible"
+    if place.messages is None:
+        if _thinking_is_gone(place):
+            return "reasoning_stripped", "likely"
+        return "unknown", "possible"
+    (our_system, earlier), (their_system, later) = (head(messages) for messages in place.messages)
+    index = first_change(earlier, later)
+    if our_system != their_system:
+        return "system_or_tools_changed", "certain"
+    if before.tools != after.tools:
+        return "system_or_tools_changed", "certain" if index is None else "likely"
+    if index is None:
+        # Every message is as it was, yet an old one is rendered otherwise.
+        gone = _thinking_is_gone(place)
+        if gone or any(reasoning_of(message) or thinks(text_of(message)) for message in earlier):
+            return "reasoning_stripped", "certain" if gone else "likely"
+        return "unknown", "possible"
+    hidden = any(reasoning_of(message) or thinks(text_of(message)) for message in earlier[:index])
+    sure = "likely" if hidden else "certain"
+    was, now = earlier[index], later[index] if index < len(later) else None
+    if now is None:
+        return "history_edited", sure
+    if same_arguments(was, now) and text_of(was) == text_of(now):
+        return "arguments_reserialized", sure
+    if _reasoning_is_the_difference(was, now):
+        return "reasoning_stripped", sure
+    return "history_edited", sure
+
+
+def _thinking_is_gone(place: _Place) -> bool:
+    """The held text goes on with reasoning, and the new one with what stands after it."""
+    if place.decoder is None:
+        return False
+    back = max(0, place.index - 4)
+    ours = place.decoder.text(place.ours[back : place.index + 4096])
+    theirs = place.decoder.text(place.theirs[back : place.index + 512])
+    if not thinks(ours) or not _near_start(ours):
+        return False
+    rest = strip_reasoning(ours).split()[:4]
+    return bool(rest) and theirs.split()[: len(rest)] == rest
+
+
+def _near_start(text: str) -> bool:
+    return thinks(text[:160])
+
+
+def _in_a_run(place: _Place) -> bool:
+    """The difference lies where one id is repeated: one side has more of it than the other."""
+    end = place.ours[max(0, place.index - _RUN) : place.index]
+    if len(end) < _RUN or len(set(end)) != 1:
+        return False
+    ours = place.ours[place.index : place.index + 1]
+    theirs = place.theirs[place.index : place.index + 1]
+    return (ours == end[:1]) != (theirs == end[:1])
+
+
+def _reasoning_is_the_difference(was: Any, now: Any) -> bool:
+    if not reasoning_of(was) and not thinks(text_of(was)) and "</think>" not in text_of(was):
+        return False
+    fewer = not thinks(text_of(now)) and reasoning_of(now) in ("", reasoning_of(was))
+    return fewer and strip_reasoning(text_of(was)).split() == text_of(now).split() and not same_arguments(was, now)
+
+
+# the earlier prompt is kept, the reply is not
+
+
+def _in_reply(place: _Place) -> tuple[str, str]:
+    if (found := _lost(place.before)) is not None:
+        return found
+    found = _reply_by_text(place, place.decoder) if place.decoder is not None else None
+    if found is not None and found[1] == "certain":
+        return found
+    if place.before.counted is not None and place.before.counted > len(place.before.sampled):
+        return "engine_dropped_ids", "likely"  # engines count in ways of their own
+    return found or _reply_by_messages(place)
+
+
+def _lost(before: Told) -> tuple[str, str] | None:
+    """What the call's own record says: ids that did not come, or a reply that broke off."""
+    if before.outcome in ("aborted", "truncated") or any(code in _CUT for code in before.codes):
+        return "cut_reply", "certain"
+    if any(code in _DROPPED for code in before.codes):
+        return "engine_dropped_ids", "certain"
+    return None
+
+
+def _reply_by_text(place: _Place, decoder: Decoder) -> tuple[str, str] | None:
+    """What the decoded reply and its new rendering say; None when they say nothing clear."""
+    before = place.before
+    sampled = place.ours[place.split :]
+    body = _without_stop(sampled, decoder)
+    theirs = place.theirs[place.split :]
+    theirs = theirs[: _turn_end(theirs, set(body), decoder)]
+    ours_text, their_text = decoder.text(body), decoder.text(theirs)
+    stopped = len(body) < len(sampled)
+    at = place.index - place.split
+    if stopped and at >= len(body):
+        return (
+            ("template_after_stop", "certain")
+            if not their_text[len(ours_text) :].strip()
+            else ("history_edited", "likely")
+        )
+    if ours_text == their_text:
+        # The same words in other tokens. A half character at a cut end is no text at all.
+        return ("cut_reply", "likely") if ours_text.endswith("\ufffd") else ("reply_retokenized", "certain")
+    if _same_words(body, theirs, at, decoder):
+        return "reply_retokenized", "certain"
+    if (thinks(ours_text) or "</think>" in ours_text) and not thinks(their_text) and "</think>" not in their_text:
+        same = strip_reasoning(ours_text).split() == their_text.split()
+        return "reasoning_stripped", "certain" if same else "likely"
+    if json_equal_texts(ours_text, their_text):
+        return "arguments_reserialized", "certain"
+    if not stopped and ours_text.startswith(their_text.rstrip()):
+        return "cut_reply", "certain"
+    if not stopped and ours_text.rstrip("\ufffd") != ours_text and their_text.startswith(ours_text.rstrip("\ufffd")):
+        return "cut_reply", "certain"
+    back, reply = place.sent_back, before.reply
+    if back is None or reply is None:
+        return ("reply_retokenized", "possible") if ours_text.split() == their_text.split() else None
+    if text_of(back) != text_of(reply):
+        return "history_edited", "certain" if text_of(back).split() != text_of(reply).split() else "likely"
+    if (
+        one_gap(ours_text, their_text)
+        and text_of(reply).strip() in their_text
+        and text_of(reply).strip() not in ours_text
+    ):
+        return "engine_dropped_ids", "certain"
+    return None
+
+
+def _same_words(ours: Sequence[int], theirs: Sequence[int], at: int, decoder: Decoder) -> bool:
+    """Whether both sides say the same past the first tokens that differ: whatever changed further on, the words here
+    did not.
+    """
+    same = len(decoder.text(ours[:at]))
+    first = max(len(decoder.text(ids[: at + 1])) for ids in (ours, theirs))
+    one, other = decoder.text(ours), decoder.text(theirs)
+    return first > same and len(one) > first and one[same : first + 1] == other[same : first + 1]
+
+
+def _without_stop(sampled: Sequence[int], decoder: Decoder) -> list[int]:
+    """The sampled ids without the special tokens at their end."""
+    end = len(sampled)
+    while end and decoder.special(sampled[end - 1]):
+        end -= 1
+    return list(sampled[:end])
+
+
+def _turn_end(ids: Sequence[int], own: set[int], decoder: Decoder) -> int:
+    """Where the re-rendered reply ends: at the first special token that the reply itself does not hold."""
+    return next((n for n, one in enumerate(ids) if decoder.special(one) and one not in own), len(ids))
+
+
+def _reply_by_messages(place: _Place) -> tuple[str, str]:
+    """What the agent got and what it sent back say, without a tokenizer; the engine's own token texts help."""
+    before, back, reply = place.before, place.sent_back, place.before.reply
+    at = place.index - place.split
+    only_stop = at == len(before.sampled) - 1 and before.finish_reason in ("stop", "tool_calls")
+    if back is None or reply is None:
+        return ("template_after_stop", "possible") if only_stop else ("unknown", "possible")
+    said = "".join(before.tokens or ())
+    if not thinks(text_of(back)) and not reasoning_of(back) and (reasoning_of(reply) or thinks(said)):
+        return "reasoning_stripped", "likely"
+    got, sent = text_of(reply), text_of(back)
+    if got != sent:
+        if before.finish_reason == "length" and got.startswith(sent.rstrip()):
+            return "cut_reply", "likely"
+        return "history_edited", "certain" if got.split() != sent.split() else "likely"
+    if same_arguments(reply, back):
+        return "arguments_reserialized", "certain" if not got else "likely"
+    if only_stop:
+        return "template_after_stop", "likely"
+    if said and got and got.strip() not in said:
+        return "engine_dropped_ids", "likely"
+    if before.finish_reason == "length" or (said and got and _stop_string_cut(said, got)):
+        return "cut_reply", "likely"
+    if calls_of(reply):
+        rewritten = said and any(arguments not in said for _, arguments in calls_of(reply))
+        return ("arguments_reserialized", "likely") if rewritten else ("reply_retokenized", "possible")
+    return "reply_retokenized", "likely"
+
+
+def _stop_string_cut(said: str, got: str) -> bool:
+    """The engine sampled words after the text that the agent got: those of the stop string."""
+    rest = said.partition(got)[2]
+    return bool(rest.strip()) and not rest.strip().startswith("<")
