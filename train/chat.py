@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -14,6 +14,9 @@ from capture.break_text import strip_reasoning
 from capture.journal import Call
 
 Message = dict[str, Any]
+
+_ROLES: Final = {"developer": "system", "model": "assistant", "function": "tool"}
+_REASONING: Final = frozenset({"reasoning", "reasoning_content", "thinking_blocks", "thinking"})
 
 _LONG_NUMBER = re.compile(r"\d{19}")
 
@@ -100,16 +103,13 @@ def plain(messages: Iterable[Message]) -> Plain:
     kept: list[Message] = []
     reasoning = False
     for message in messages:
-        role = {"developer": "system", "model": "assistant", "function": "tool"}.get(
-            str(message.get("role")), str(message.get("role"))
-        )
+        role = str(message.get("role"))
+        role = _ROLES.get(role, role)
         if role == "system" and kept:
             role = "user"
         made: Message = {"role": role, "content": text_of(message.get("content"))}
         if role == "assistant":
-            reasoning = reasoning or any(
-                message.get(name) for name in ("reasoning", "reasoning_content", "thinking_blocks", "thinking")
-            )
+            reasoning = reasoning or any(message[name] for name in _REASONING & message.keys())
             calls = [_tool_call(at, call) for at, call in enumerate(_dicts(message.get("tool_calls")))]
             if calls:
                 made["tool_calls"] = calls
