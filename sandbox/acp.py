@@ -173,6 +173,7 @@ class LineTransport:
         self._chatter = Bounded(1 << 20)
         self._room = threading.Semaphore(QUEUED)
         self._ended = threading.Event()
+        self._lines = Lines(self._line, LONGEST)
         self._queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop() if _running() else None
 
@@ -204,7 +205,7 @@ class LineTransport:
             self._log.write_bytes(self._chatter.value() + self.stderr.value())
 
     def _read(self) -> None:
-        lines = Lines(self._line, LONGEST)
+        lines = self._lines
         while not self._ended.is_set():
             try:
                 piece = self._pipe.read(1.0)
@@ -226,6 +227,8 @@ class LineTransport:
         self._post(None)
 
     def _line(self, line: bytes) -> None:
+        if self._lines.too_long:  # what follows may be the end of a turn that lost a message
+            return
         try:
             message = json.loads(line)
         except ValueError:

@@ -151,7 +151,7 @@ def test_fail_fast_stops_at_the_first_rollout_without_a_reward(
 @docker_test
 @pytest.mark.parametrize(
     ("number", "code", "wait"),
-    [(signal.SIGINT, 130, 0.0), (signal.SIGINT, 130, 0.7), (signal.SIGINT, 130, 3.0), (signal.SIGTERM, 143, 3.0)],
+    [(signal.SIGINT, 130, 0.0), (signal.SIGINT, 130, 1.5), (signal.SIGTERM, 143, 1.0)],
 )
 def test_stopping_removes_containers_and_keeps_what_is_finished(
     tmp_path: Path, number: signal.Signals, code: int, wait: float, job: str, docker_client: docker.DockerClient

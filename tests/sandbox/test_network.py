@@ -19,12 +19,12 @@ FETCH = """python3 - <<'END'
 import urllib.request
 for url in URLS:
     try:
-        print(url, urllib.request.urlopen(url, timeout=5).status)
+        print(url, urllib.request.urlopen(url, timeout=2).status)
     except Exception as error:
         print(url, getattr(error, "code", "none"))
 direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 try:
-    direct.open(URLS[0], timeout=2)
+    direct.open(URLS[0], timeout=1)
     print("DIRECT")
 except OSError:
     print("no way but the proxy")

@@ -77,19 +77,44 @@ def test_an_agent_that_cannot_be_installed_says_what_is_missing(tmp_path: Path) 
     assert "mini needs Python 3.8 or newer" in error
 
 
-def test_an_agent_that_exits_1_is_still_judged(tmp_path: Path) -> None:
-    seen = attempt(tmp_path, make_task(tmp_path), "echo 42 > answer.txt; echo boom >&2; exit 1")
+#: What an agent does, and its task: all of these run in one job.
+AGENTS: dict[str, tuple[str, dict[str, str]]] = {
+    "exits-1": ("echo 42 > answer.txt; echo boom >&2; exit 1", {}),
+    "too-slow": ("echo 42 > answer.txt; sleep 60", {"agent": "timeout_sec: 2"}),
+    "flood": ("yes flood | head -c 200M; echo 42 > answer.txt; echo LAST", {}),
+    "memory": ("exec python3 -c 'x = bytearray(600 << 20); print(len(x))'", {"sandbox": "memory_mb: 128"}),
+    "processes": (
+        "exec python3 -c 'import threading, time\n"
+        "for _ in range(500): threading.Thread(target=time.sleep, args=(2,)).start()'",
+        {"sandbox": "pids: 40"},
+    ),
+    "partial": (
+        "exit 0",
+        {"test": '#!/bin/bash\necho \'{"reward": 0.25, "speed": 3}\' > /logs/verifier/reward.json; exit 1\n'},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory, docker_client: object) -> dict[str, Seen]:
+    folder = tmp_path_factory.mktemp("judged")
+    tasks = [make_task(folder, name=name, **task) for name, (_, task) in AGENTS.items()]
+    return attempt_all(folder, {name: script for name, (script, _) in AGENTS.items()}, tasks)
+
+
+def test_an_agent_that_exits_1_is_still_judged(judged: dict[str, Seen]) -> None:
+    seen = judged["exits-1"]
     assert said(seen) == ("agent_error", "shell exited with code 1: boom")
     assert seen.reward == 1.0 and outcome(seen.result) == "passed"
-    assert "[PASS] job-task (reward=1.00, tools=0); shell exited with code 1: boom" in seen.lines
+    assert "[PASS] exits-1 (reward=1.00, tools=0); shell exited with code 1: boom" in seen.lines
 
 
-def test_a_prompt_that_outruns_its_budget_is_still_judged(tmp_path: Path) -> None:
-    seen = attempt(tmp_path, make_task(tmp_path, agent="timeout_sec: 1"), "echo 42 > answer.txt; sleep 60")
-    assert said(seen) == ("timeout", "Agent prompt exceeded wall-clock budget 1s")
+def test_a_prompt_that_outruns_its_budget_is_still_judged(judged: dict[str, Seen]) -> None:
+    seen = judged["too-slow"]
+    assert said(seen) == ("timeout", "Agent prompt exceeded wall-clock budget 2s")
     assert seen.reward == 1.0 and seen.result["partial_trajectory"] is True
     events = [json.loads(line) for line in (seen.folder / "trajectory/acp_trajectory.jsonl").read_text().splitlines()]
-    assert events[-1]["type"] == "agent_timeout" and events[-1]["timeout_sec"] == 1.0
+    assert events[-1]["type"] == "agent_timeout" and events[-1]["timeout_sec"] == 2.0
 
 
 def test_the_message_of_the_default_budget_is_the_seeds(tmp_path: Path) -> None:
@@ -102,25 +127,26 @@ def test_the_message_of_the_default_budget_is_the_seeds(tmp_path: Path) -> None:
     assert str(scene.out_of_time()) == "Agent prompt exceeded wall-clock budget 900s"
 
 
-def test_a_flood_of_output_is_cut_and_the_rollout_goes_on(tmp_path: Path) -> None:
-    agent = ShellAgent("yes flood | head -c 200M; echo 42 > answer.txt; echo LAST")
-    seen = attempt(tmp_path, make_task(tmp_path), agent)
+def test_a_flood_of_output_is_cut_and_the_rollout_goes_on(judged: dict[str, Seen]) -> None:
+    seen = judged["flood"]
     assert seen.reward == 1.0 and seen.result["error"] is None
-    assert len(agent.said) < 2 << 20 and agent.said.rstrip().endswith("LAST")
+    assert len(seen.said) < 2 << 20 and seen.said.rstrip().endswith("LAST")
 
 
-def test_memory_that_runs_out_is_told_from_a_crash(tmp_path: Path) -> None:
-    script = "exec python3 -c 'x = bytearray(600 << 20); print(len(x))'"
-    seen = attempt(tmp_path, make_task(tmp_path, sandbox="memory_mb: 128"), script)
+def test_memory_that_runs_out_is_told_from_a_crash(judged: dict[str, Seen]) -> None:
+    seen = judged["memory"]
     assert said(seen) == ("out_of_memory", "shell needed more than the sandbox's 128 MB of memory (exit 137)")
     assert seen.reward == 0.0
 
 
-def test_processes_that_run_out_are_told_from_a_crash(tmp_path: Path) -> None:
-    threads = "import threading, time\nfor _ in range(500): threading.Thread(target=time.sleep, args=(3,)).start()"
-    script = f"exec python3 -c '{threads}'"
-    category, error = said(attempt(tmp_path, make_task(tmp_path, sandbox="pids: 40"), script))
+def test_processes_that_run_out_are_told_from_a_crash(judged: dict[str, Seen]) -> None:
+    category, error = said(judged["processes"])
     assert category == "pids_exhausted" and "more than the sandbox's 40 processes" in error
+
+
+def test_a_verifier_that_exits_1_after_its_reward_counts(judged: dict[str, Seen]) -> None:
+    seen = judged["partial"]
+    assert seen.result["rewards"] == {"reward": 0.25, "speed": 3} and outcome(seen.result) == "failed"
 
 
 BROKEN_VERIFIERS = {
@@ -165,12 +191,6 @@ def test_a_verifier_without_a_reward_leaves_the_rollout_unscored(unscored: dict[
     assert row["info"]["reward_valid"] is False
     assert json.loads((seen.folder / "results.jsonl").read_text())["reward"] is None
     assert not (seen.folder / "rewards.jsonl").exists()
-
-
-def test_a_verifier_that_exits_1_after_its_reward_counts(tmp_path: Path) -> None:
-    test = '#!/bin/bash\necho \'{"reward": 0.25, "speed": 3}\' > /logs/verifier/reward.json; exit 1\n'
-    seen = attempt(tmp_path, make_task(tmp_path, test=test), "exit 0")
-    assert seen.result["rewards"] == {"reward": 0.25, "speed": 3} and outcome(seen.result) == "failed"
 
 
 def test_a_separate_verifier_gets_the_workspace_and_nothing_else(tmp_path: Path) -> None:
@@ -259,7 +279,7 @@ def test_two_jobs_of_one_name(tmp_path: Path) -> None:
     class Slow(Nop):
         def act(self, scene: object) -> str:  # type: ignore[override]
             started.set()
-            time.sleep(3)
+            time.sleep(1.5)
             return "end_turn"
 
     running = threading.Thread(target=lambda: attempt(tmp_path, task, Slow(), job="slow"))
