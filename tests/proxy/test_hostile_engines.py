@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import socket
+import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -116,6 +118,24 @@ async def test_odd_but_whole_answers_are_captured(started: Started, pieces: tupl
 async def test_an_answer_without_a_length_ends_with_its_connection(started: Started) -> None:
     got, call = await asked(started, sends(HEAD + b"connection: close\r\n\r\n", WHOLE, close=True), CHAT)
     assert got.status_code == 200 and call.capture is not None and call.capture.complete
+
+
+async def test_a_reset_is_no_end_even_where_only_the_connection_would_say_it(started: Started) -> None:
+    """An answer without a length ends with its connection: with an orderly close, not with a reset."""
+
+    async def resets(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(HEAD + b"connection: close\r\n\r\n" + WHOLE[:200])
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+
+    server = await asyncio.start_server(resets, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, started(f"http://127.0.0.1:{port}/v1", engine="other") as bench:
+        got = await bench.client.post("/chat/completions", json=CHAT)
+        assert got.status_code == 502 and bench.call().outcome == "error"
 
 
 async def test_chunks_that_break_off_are_no_end_however_the_header_is_written(started: Started) -> None:
