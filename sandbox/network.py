@@ -6,6 +6,8 @@ address of Docker's own bridge (seen with Docker 20.10). Two rules on the networ
 
 from __future__ import annotations
 
+import ipaddress
+import ipaddress
 import secrets
 import shutil
 import subprocess
@@ -71,9 +73,14 @@ class Network:
 
 
 def gateway_of(details: Mapping[str, Any]) -> str:
-    """The host's address on a network, from its `inspect`."""
-    configs = (details.get("IPAM") or {}).get("Config") or [{}]
-    return str(configs[0].get("Gateway") or "").partition("/")[0]
+    """The host's address on a network, from its `inspect`; "" where none is told.
+
+    Docker's own bridge tells its subnet only, after a start without `--bip`: the host is then the first of it.
+    """
+    config = ((details.get("IPAM") or {}).get("Config") or [{}])[0]
+    if config.get("Gateway"):
+        return str(config["Gateway"]).partition("/")[0]
+    return str(next(ipaddress.ip_network(config["Subnet"]).hosts())) if config.get("Subnet") else ""
 
 
 def bridge_of(network_id: str) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 
@@ -42,10 +44,14 @@ def read_provider(model: str | None, env: Mapping[str, str]) -> Provider:
         raise JobError("this agent needs a model; give -m vllm/NAME (or sglang/, llamacpp/, openai/)")
     prefix, slash, served = model.partition("/")
     if not slash or prefix not in ENGINES or not served:
-        raise JobError(f"-m {model}: say which engine serves it, such as -m vllm/{model} ({', '.join(ENGINES)})")
+        near = difflib.get_close_matches(prefix, ENGINES, n=1) if slash else []
+        meant = f"{near[0]}/{served}" if near and served else f"vllm/{model}"
+        raise JobError(f"-m {model}: say which engine serves it, such as -m {meant} ({', '.join(ENGINES)})")
     base = env.get(BASE_URL) or (HOSTED if prefix == "openai" else "")
     if not base:
         raise JobError(f"where does {model} run? Give --agent-env {BASE_URL}=http://HOST:8000/v1")
+    if not base.startswith(("http://", "https://")):
+        raise JobError(f"{BASE_URL}={base} is no address; give one such as http://{base.partition('/')[0]}/v1")
     key = env.get(API_KEY) or (os.environ.get("OPENAI_API_KEY") if prefix == "openai" else None)
     capture = env.get(CAPTURE, "").strip().lower() not in OFF and prefix != "openai"
     return Provider(model, ENGINES[prefix], served, base.rstrip("/"), key or None, capture)
@@ -62,19 +68,28 @@ def check_reachable(provider: Provider, timeout: float = 10.0) -> None:
         ) from error
     if answer.status_code in (401, 403):
         raise JobError(f"the engine at {provider.base_url} refuses the key; correct {API_KEY}")
-    names = _names(answer)
+    rows = _rows(answer)
+    names = [str(row["id"]) for row in rows if "id" in row]
     if names and provider.served not in names:
         raise JobError(
             f"the engine at {provider.base_url} serves {', '.join(names)}, not {provider.served}; correct -m"
         )
+    # Each engine says its own name here; asked in another's way it gives no ids, and a whole job would be for nothing.
+    owner = next((str(row.get("owned_by")) for row in rows if row.get("id") == provider.served), None)
+    if provider.capture and owner in ENGINES and ENGINES[owner] not in (provider.engine, "other"):
+        raise JobError(
+            f"the engine at {provider.base_url} is {owner}, not {provider.engine}; give -m {owner}/{provider.served}"
+        )
 
 
-def _names(answer: httpx.Response) -> list[str]:
+def _rows(answer: httpx.Response) -> list[dict[str, Any]]:
     try:
         rows = answer.json().get("data") or []
-        return [str(row["id"]) for row in rows if "id" in row] if answer.status_code == 200 else []
-    except (ValueError, AttributeError, TypeError):
+    except (ValueError, AttributeError):
         return []
+    return (
+        [row for row in rows if isinstance(row, dict)] if answer.status_code == 200 and isinstance(rows, list) else []
+    )
 
 
 def refuse_leak(provider: Provider, env: Mapping[str, str]) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from sandbox.doctor import Finding, examine
 from sandbox.engine import EmbeddedEngine
+from tests.sandbox.support import bridge_address
 
 
 def findings(engine: str | None = None, key: str | None = None, image: str | None = None) -> list[Finding]:
@@ -19,7 +20,8 @@ def test_a_machine_that_works_has_nothing_bad(engine: EmbeddedEngine, docker_cli
     found = findings(engine.base_url, image="python:3.12-slim")
     assert [f.what for f in found if f.level == "bad"] == []
     words = "\n".join(f.what for f in found)
-    assert "Docker 2" in words and "the proxy can listen on it" in words
+    assert "Docker 2" in words
+    assert f"Docker's bridge {bridge_address()} is an address of this machine; the proxy can listen on it" in words
     assert "the image python:3.12-slim is here" in words and "agents: oracle, nop, mini, pi-acp" in words
     assert f"serves {engine.model}" in words and "its calls can be captured" in words
 
