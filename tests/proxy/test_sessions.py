@@ -28,6 +28,13 @@ async def post(base_url: str, secret: str | None, **body: Any) -> httpx.Response
         return await client.post(base_url + "/chat/completions", json={**CHAT, **body}, headers=headers)
 
 
+async def arrived(engine: FakeEngine) -> None:
+    """The engine has a model call: on a busy machine that takes longer than any sleep allows for."""
+    async with asyncio.timeout(20):
+        while not engine.calls:
+            await asyncio.sleep(0.01)
+
+
 async def test_concurrent_sessions_never_mix(tmp_path: Path) -> None:
     _, recorded = transcript(PLAIN)
 
@@ -79,7 +86,8 @@ async def test_closing_waits_for_calls_in_flight_and_then_seals(tmp_path: Path) 
     async with FakeEngine(slow) as engine, serve(Settings(upstream=[engine.url], probe=False)) as proxy:
         one = await proxy.open_session("one", journal=tmp_path / "one.jsonl")
         running = asyncio.ensure_future(post(proxy.base_url, one.api_key))
-        await asyncio.sleep(0.1)
+        while not engine.calls:
+            await asyncio.sleep(0.01)
         state = await proxy.close_session(one.id)
         assert (await running).status_code == 200
     assert state["calls"] == 1 and state["closed"]
@@ -94,7 +102,7 @@ async def test_a_stop_with_a_call_that_does_not_end_records_it_as_aborted(tmp_pa
         async with serve(Settings(upstream=[engine.url], probe=False, grace=1)) as proxy:
             one = await proxy.open_session("one", journal=tmp_path / "one.jsonl")
             running = asyncio.ensure_future(post(proxy.base_url, one.api_key))
-            await asyncio.sleep(0.2)
+            await arrived(engine)
         await asyncio.gather(running, return_exceptions=True)
     (call,) = JournalReader(tmp_path / "one.jsonl")
     assert call.outcome == "aborted"
