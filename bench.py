@@ -20,6 +20,7 @@ app = typer.Typer(
     name="bench",
     help="Run agents, capture exactly what their model sampled, and hand it to a trainer.",
     no_args_is_help=True,
+    rich_markup_mode=None,  # its boxes cut the names of options and variables at 80 columns
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
