@@ -158,7 +158,7 @@ def _check(plan: Plan) -> None:
     if not plan.checkout.is_dir():
         raise NoSuchPath(f"No such path: {plan.checkout}")
     if not (plan.checkout / "pyproject.toml").is_file():
-        raise BadInput(f"{plan.checkout} is no checkout of Prime-RL: it has no pyproject.toml")
+        raise BadInput(f"{plan.checkout} is no checkout of Prime-RL: it has no pyproject.toml; give --prime-rl-dir")
     if plan.source is not None and plan.data is not None:
         raise BadInput("give the job folder to train on or rows with --data, not both")
     if plan.source is None and plan.data is None and plan.config is None:

@@ -172,7 +172,7 @@ class Stream:
         text = f"{_many(counts.streamed, 'rollout')} streamed"
         if counts.groups:
             text += f"; {_many(counts.groups, 'group')} withheld ({_many(counts.withheld, 'rollout')})"
-            text += f", written to {withheld_file}" if withheld_file else ""
+            text += f", written to {withheld_file}" if withheld_file else "; --withheld FILE says why"
         if counts.retried:
             text += f"; {_many(counts.retried, 'rollout')} left out, a retry stands in"
         return text

@@ -86,7 +86,10 @@ def test_the_seeds_groups_and_its_last_status_line(tmp_path: Path) -> None:
 def test_without_a_withheld_file_the_groups_are_counted_all_the_same(tmp_path: Path) -> None:
     done = stream(make_job(tmp_path / "job"), "--group-size", 2)
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == "bench train stream: 0 rollouts streamed; 1 group withheld (1 rollout)\n"
+    assert (
+        done.stderr
+        == "bench train stream: 0 rollouts streamed; 1 group withheld (1 rollout); --withheld FILE says why\n"
+    )
 
 
 def test_a_retried_rollout_is_counted_apart(tmp_path: Path) -> None:
@@ -108,7 +111,8 @@ def test_exit_1_when_the_user_stopped_the_job(tmp_path: Path) -> None:
     done = stream(make_job(tmp_path / "job", [{}, {}], state="stopped"), "--group-size", 3)
     assert done.returncode == 1
     assert done.stderr == (
-        "bench train stream: the job was stopped by its user; 0 rollouts streamed; 1 group withheld (2 rollouts)\n"
+        "bench train stream: the job was stopped by its user; 0 rollouts streamed; 1 group withheld (2 rollouts); "
+        "--withheld FILE says why\n"
     )
 
 
