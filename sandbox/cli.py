@@ -24,7 +24,7 @@ from sandbox.progress import Progress
 from sandbox.provider import API_KEY, BASE_URL, CAPTURE, Provider, check_reachable, read_provider
 from sandbox.rollout import Plan
 from sandbox.scaffold import write_task
-from sandbox.task import find_tasks, load_task
+from sandbox.task import Task, find_folders, find_tasks, load_task
 
 ENV_HELP = (
     f"NAME=VALUE for the agent; NAME alone takes it from here. {BASE_URL} and {API_KEY} say where the engine is and "
@@ -204,21 +204,30 @@ def check_command(
     wrong = 0
     for pattern in tasks:
         try:
-            for task in find_tasks([pattern]):
-                for warning in task.warnings:
-                    typer.echo(f"warning: {warning}", err=True)
-                if not (task.oracle_dir / "solve.sh").is_file():
-                    typer.echo(
-                        f"warning: {task.name} has no {task.oracle_dir.name}/solve.sh, so nobody can prove it", err=True
-                    )
-                script = (task.verifier_dir / "test.sh").read_bytes()
-                if b"\r\n" in script or not script.startswith(b"#!"):
-                    raise TaskError(f"{task.verifier_dir}/test.sh must begin with #!/bin/bash and have Unix line ends")
-                typer.echo(f"{task.name}: good")
+            folders = find_folders([pattern])
         except TaskError as error:
             wrong += 1
             typer.echo(f"{pattern}: {error}", err=True)
+            continue
+        for folder in folders:
+            try:
+                check_task(load_task(folder))
+            except TaskError as error:
+                wrong += 1
+                typer.echo(f"{folder.name}: {error}", err=True)
     raise typer.Exit(2 if wrong else 0)
+
+
+def check_task(task: Task) -> None:
+    """Says that it is good, and what could be better. Raises `TaskError`."""
+    for warning in task.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    if not (task.oracle_dir / "solve.sh").is_file():
+        typer.echo(f"warning: {task.name} has no {task.oracle_dir.name}/solve.sh, so nobody can prove it", err=True)
+    script = (task.verifier_dir / "test.sh").read_bytes()
+    if b"\r\n" in script or not script.startswith(b"#!"):
+        raise TaskError(f"{task.verifier_dir}/test.sh must begin with #!/bin/bash and have Unix line ends")
+    typer.echo(f"{task.name}: good")
 
 
 @tasks_app.command("init")

@@ -106,8 +106,9 @@ def ran(console: Console, *words: str) -> str:
 def show_group(console: Console, lines: str) -> None:
     """One line a rollout: its reward, its advantage, and whether it can be trained on token by token."""
     records: list[dict[str, Any]] = [json.loads(line) for line in lines.splitlines() if line.strip()]
+    console.print(Text("(one JSON record a line; of each, where it is and what it earned)", style="dim"))
     for record in records:
-        tokens = record["token_capture"]  # one JSON line a rollout; these are four of its fields
+        tokens = record["token_capture"]
         advantage = record["advantage"]
         shown = "null" if advantage is None else f"{advantage:+.3f}"
         grade = "exact" if tokens.get("training_grade") else str(tokens.get("status"))

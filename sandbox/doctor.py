@@ -93,7 +93,7 @@ def check_bridge(api: docker.APIClient) -> Iterator[Finding]:
         try:
             if not gateway:
                 raise OSError  # "" would bind to every address
-            probe.bind((gateway or "none", 0))
+            probe.bind((gateway, 0))
             yield Finding("ok", f"Docker's bridge {gateway} is an address of this machine; the proxy can listen on it")
         except OSError:
             yield Finding(

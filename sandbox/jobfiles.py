@@ -18,7 +18,7 @@ from capture.errors import CaptureError
 from capture.journal import read_json, write_json, write_jsonl
 from capture.layout import JobDir
 from capture.trainer_files import reward_of
-from sandbox.errors import INFRASTRUCTURE, JobError
+from sandbox.errors import INFRASTRUCTURE, JobError, SandboxError, Stopped
 from sandbox.reaper import start_ticks
 from sandbox.results import outcome
 from sandbox.task import Task
@@ -86,6 +86,7 @@ def open_job(folder: JobDir, evaluation: dict[str, Any], resume: bool) -> Iterat
         words = f"the job folder {folder.path} cannot be made: {error.strerror}; choose another --jobs-dir"
         raise JobError(words) from error
     _take_lock(folder)
+    empty = False
     try:
         if not resume and (folder.evaluation.exists() or folder.summary.exists()):
             raise JobError(
@@ -95,10 +96,21 @@ def open_job(folder: JobDir, evaluation: dict[str, Any], resume: bool) -> Iterat
         if resume and folder.evaluation.exists():
             _same_job(folder, evaluation)
         folder.summary.unlink(missing_ok=True)
+        fresh = not folder.evaluation.exists()
         write_json(folder.evaluation, evaluation)
-        yield Job(folder)
+        try:
+            yield Job(folder)
+        except Stopped:
+            raise
+        except SandboxError:  # nothing could begin, as without Docker: the name stays free
+            if fresh and {path.name for path in folder.path.iterdir()} == {folder.evaluation.name, folder.lock.name}:
+                folder.evaluation.unlink()
+                empty = True
+            raise
     finally:
         folder.lock.unlink(missing_ok=True)
+        if empty:
+            folder.path.rmdir()
 
 
 def _take_lock(folder: JobDir) -> None:

@@ -7,7 +7,6 @@ address of Docker's own bridge (seen with Docker 20.10). Two rules on the networ
 from __future__ import annotations
 
 import ipaddress
-import ipaddress
 import secrets
 import shutil
 import subprocess

@@ -200,7 +200,7 @@ class Rollout:
             self.verifier_error = VerifierError(f"the verifier could not be run: {error}", "verifier_infra")
         if self.rewards is None and self.error and self.error.category == "timeout" and self.wrote_no_reward():
             self.rewards, self.verifier_error = {"reward": 0.0}, None
-        if self.rewards is not None:
+        if self.rewards is not None and not self.watch.stop.is_set():  # what is dropped is not told
             self.watch.say(f"[{self.task.name}] Rewards: {self.rewards}")
 
     def wrote_no_reward(self) -> bool:

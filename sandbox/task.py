@@ -81,6 +81,17 @@ def load_task(path: Path) -> Task:
 
 def find_tasks(patterns: Iterable[str]) -> list[Task]:
     """Tasks of folders, of folders of tasks, and of globs, each once, sorted by path. Raises `TaskError`."""
+    tasks = [load_task(path) for path in find_folders(patterns)]
+    names: dict[str, Path] = {}
+    for task in tasks:
+        if task.name in names:
+            raise TaskError(f"two tasks are named {task.name}: {names[task.name]} and {task.path}; rename one folder")
+        names[task.name] = task.path
+    return tasks
+
+
+def find_folders(patterns: Iterable[str]) -> list[Path]:
+    """The folders of those tasks, none read yet. Raises `TaskError` where there is none."""
     found: dict[Path, None] = {}
     for pattern in patterns:
         paths = [Path(pattern)]
@@ -94,13 +105,7 @@ def find_tasks(patterns: Iterable[str]) -> list[Task]:
                 continue  # `tasks/*` also matches a README
             for folder in _task_folders(path):
                 found[folder.resolve()] = None
-    tasks = [load_task(path) for path in found]
-    names: dict[str, Path] = {}
-    for task in tasks:
-        if task.name in names:
-            raise TaskError(f"two tasks are named {task.name}: {names[task.name]} and {task.path}; rename one folder")
-        names[task.name] = task.path
-    return tasks
+    return list(found)
 
 
 def _task_folders(path: Path) -> Sequence[Path]:

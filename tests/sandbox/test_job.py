@@ -7,6 +7,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -42,8 +43,8 @@ def go(tmp_path: Path, tasks: list[Task], agent: Any, **options: Any) -> tuple[O
     return ended, out.getvalue()
 
 
-def bench(*words: str, cwd: Path, **more: Any) -> subprocess.Popen[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+def bench(*words: str, cwd: Path, env: dict[str, str] | None = None, **more: Any) -> subprocess.Popen[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
     return subprocess.Popen(
         [sys.executable, "-m", "sandbox", *words], cwd=cwd, env=env, text=True, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, **more,
@@ -277,6 +278,11 @@ def test_config_holds_the_capture_setting_and_no_secret(tmp_path: Path, docker_c
         (["-a", "mini"], "this agent needs a model; give -m vllm/NAME"),
         (["-a", "mini", "-m", "my-policy"], "say which engine serves it, such as -m vllm/my-policy"),
         (["-a", "mini", "-m", "vllm/p"], "where does vllm/p run? Give --agent-env BENCHFLOW_PROVIDER_BASE_URL="),
+        (["-a", "mini", "-m", "vlm/p"], "such as -m vllm/p ("),
+        (
+            ["-a", "mini", "-m", "vllm/p", "--agent-env", "BENCHFLOW_PROVIDER_BASE_URL=10.0.0.1:8000"],
+            "BENCHFLOW_PROVIDER_BASE_URL=10.0.0.1:8000 is no address; give one such as http://10.0.0.1:8000/v1",
+        ),
         (["-a", "nop", "--sandbox", "podman"], "--sandbox podman is not known; docker is"),
         (["-a", "nop", "--agent-env", "NOT_SET_HERE"], "give NAME=VALUE, or the NAME of a variable that is set here"),
         (["-a", "nop", "--sampling", "hot"], "--sampling hot: give NAME=VALUE"),
@@ -289,6 +295,25 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path, words: list[s
     out, err = run.communicate(timeout=60)
     assert run.returncode == 2 and out == ""
     assert said in err and "Traceback" not in err
+
+
+def test_a_job_that_could_not_begin_leaves_its_name_free(tmp_path: Path) -> None:
+    for _ in range(2):
+        run = bench("run", str(TASKS / "write-number"), "-a", "oracle", "--job", "x", cwd=tmp_path,
+                    env={"DOCKER_HOST": f"unix://{tmp_path}/none.sock"})  # fmt: skip
+        _, err = run.communicate(timeout=60)
+        assert run.returncode == 2 and "no Docker engine answers" in err
+        assert not (tmp_path / "jobs" / "x").exists()
+
+
+def test_tasks_check_says_what_is_wrong_with_each(tmp_path: Path) -> None:
+    for name, key in (("a", "timout_sec"), ("b", "timeout_sec"), ("c", "usr")):
+        shutil.copytree(TASKS / "write-number", tmp_path / "all" / name)
+        text = (tmp_path / "all" / name / "task.md").read_text().replace("timeout_sec: 300", f"{key}: 300")
+        (tmp_path / "all" / name / "task.md").write_text(text)
+    out, err = bench("tasks", "check", "all", cwd=tmp_path).communicate(timeout=30)
+    assert "b: good" in out
+    assert "unknown key agent.timout_sec; did you mean timeout_sec?" in err and "unknown key agent.usr" in err
 
 
 def test_tasks_check_and_init(tmp_path: Path) -> None:

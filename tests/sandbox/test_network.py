@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from sandbox.egress import Egress
+from sandbox.network import gateway_of
 from tests.sandbox.support import attempt, bridge_address, make_task
 
 pytestmark = pytest.mark.docker
@@ -134,3 +135,10 @@ END"""
     plan = Plan(job="j", agent=ShellAgent(script), provider=None)
     ended = run_job(plan, tasks, Options(tmp_path / "jobs", concurrency=3), Progress(io.StringIO(), live=False))
     assert ended.summaries[0]["passed"] == 3
+
+
+def test_the_default_bridges_address_is_known_from_its_subnet() -> None:
+    """As Docker 20.10 tells it when it was started without --bip: a subnet and no gateway."""
+    assert gateway_of({"IPAM": {"Config": [{"Subnet": "172.17.0.0/16"}]}}) == "172.17.0.1"
+    assert gateway_of({"IPAM": {"Config": [{"Subnet": "172.18.0.0/16", "Gateway": "172.18.0.9/16"}]}}) == "172.18.0.9"
+    assert gateway_of({"IPAM": {"Config": []}}) == ""
