@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import threading
@@ -217,6 +218,14 @@ def test_a_model_the_engine_does_not_serve_is_said(engine: EmbeddedEngine) -> No
     provider = Provider("llamacpp/other", "llamacpp", "other", engine.base_url, None, True)
     with pytest.raises(JobError, match=f"serves {engine.model}, not other; correct -m"):
         check_reachable(provider)
+
+
+def test_an_engine_under_another_engines_name_is_said(engine: EmbeddedEngine) -> None:
+    """Asked as vLLM is asked, llama.cpp gives no token ids: the whole job would be without."""
+    provider = Provider(f"vllm/{engine.model}", "vllm", engine.model, engine.base_url, None, True)
+    with pytest.raises(JobError, match=f"is llamacpp, not vllm; give -m llamacpp/{engine.model}"):
+        check_reachable(provider)
+    check_reachable(dataclasses.replace(provider, capture=False))
 
 
 def test_an_engine_that_dies_in_mid_run_is_the_infrastructures_fault_and_others_go_on(tmp_path: Path) -> None:
