@@ -297,7 +297,7 @@ async def test_a_half_closed_connection_counts_as_left(started: Started) -> None
     async with FakeEngine(slow) as engine, started(engine.url) as bench:
         async with connection(bench.proxy.port) as (reader, writer):
             writer.write(post(BODY))
-            await asyncio.sleep(0.1)
+            await settled(lambda: engine.calls)
             writer.write_eof()
             await until_quiet(reader)
         (call,) = await bench.recorded()

@@ -193,7 +193,9 @@ async def test_a_call_that_is_stopped_while_its_line_is_written_keeps_its_line(t
             async with httpx.AsyncClient(base_url=proxy.base_url) as client:
                 body = {**CHAT, "stream": True, "pad": "x" * 100_000}
                 sending = [asyncio.ensure_future(client.post("/chat/completions", json=body)) for _ in range(3)]
-                await asyncio.sleep(0.3)
+                while session.in_flight < 3:
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.1)
                 await proxy.close_session(session.id)
                 await asyncio.gather(*sending, return_exceptions=True)
     reader = JournalReader(tmp_path / "default/trajectory/llm_trajectory.jsonl")

@@ -20,7 +20,7 @@ STREAM = "vllm/chat-plain-length-stream"
 
 
 async def stopped(
-    tmp_path: Path, answer: Answer, *options: str, calls: int = 40, after: float = 0.4, signals: int = 1, **body: Any
+    tmp_path: Path, answer: Answer, *options: str, calls: int = 40, after: float = 0.1, signals: int = 1, **body: Any
 ) -> tuple[list[Any], list[Any], str, float]:
     """Answers (or errors) that agents got, the journal's calls, what stderr said, the seconds of the stop."""
     async with FakeEngine(answer) as engine:
@@ -32,6 +32,8 @@ async def stopped(
                     asyncio.ensure_future(client.post("/chat/completions", json={**BODY, **body, "user": str(n)}))
                     for n in range(calls)
                 ]
+                while len(engine.calls) < calls:
+                    await asyncio.sleep(0.01)
                 await asyncio.sleep(after)
                 began = time.monotonic()
                 for _ in range(signals):
