@@ -74,6 +74,19 @@ def test_a_mistake_of_the_users_is_a_sentence_and_code_2(tmp_path: Path) -> None
     assert "nowhere" in answer.stderr and "Traceback" not in answer.stderr
 
 
+def test_help_cuts_no_names_on_a_narrow_terminal() -> None:
+    for words, names in (
+        (("train", "convert"), ("--include-errored", "--group-advantage", "--require-plain-sampling")),
+        (("run",), ("BENCHFLOW_PROVIDER_BASE_URL", "BENCHFLOW_CAPTURE_TOKEN_LOGPROBS=1")),
+        (("proxy",), ("CAPTURE_FIRST_BYTE_TIMEOUT", "OUT/default/trajectory/llm_trajectory.jsonl")),
+    ):
+        told = subprocess.run(
+            [sys.executable, ROOT / "bench.py", *words, "--help"], env={**os.environ, "COLUMNS": "80"},
+            capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+        assert [name for name in names if name not in told] == []
+
+
 def test_a_bug_of_ours_is_said_to_be_one() -> None:
     script = "import bench; bench.app = lambda **_: 1 / 0; bench.main()"
     answer = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
