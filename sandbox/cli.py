@@ -281,7 +281,7 @@ def demo_command(
 
 def main() -> None:
     """`python -m sandbox`."""
-    app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+    app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
     register(app)
     try:
         app()

@@ -14,6 +14,7 @@ from train.errors import TrainError
 app = typer.Typer(
     help="From logs to trainers: coverage, streams, groups with advantages, rows.",
     no_args_is_help=True,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
