@@ -14,8 +14,8 @@ from capture.record import Ids
 CAUSES: Final[dict[str, tuple[str, str]]] = {
     "reply_retokenized": (
         "the reply was tokenized again",
-        "the agent sends the reply back as text, and its text has other tokens than were sampled; send held token ids "
-        "instead of text (token-in, proxy --token-in), or train on the segments",
+        "the agent sends the reply back as text, and its text has other tokens than were sampled (often at the end of a "
+        "reply that max_tokens cut); raise max_tokens, or train on the segments: each is exact",
     ),
     "arguments_reserialized": (
         "the tool call's arguments were written anew",
@@ -53,7 +53,8 @@ CAUSES: Final[dict[str, tuple[str, str]]] = {
     ),
     "engine_dropped_ids": (
         "the engine did not return every sampled id",
-        "upgrade the engine (vLLM before 0.13 drops ids of streamed tool calls), or start the proxy with --buffered",
+        "upgrade the engine (vLLM before 0.13 drops ids of streamed tool calls, llama.cpp those of tokens that hold a "
+        "part of a character); with vLLM and SGLang, start the proxy with --buffered",
     ),
     "unknown": (
         "unknown",
