@@ -14,8 +14,8 @@ from capture.record import Ids
 CAUSES: Final[dict[str, tuple[str, str]]] = {
     "reply_retokenized": (
         "the reply was tokenized again",
-        "the agent sends the reply back as text, and its text has other tokens than were sampled (often at the end of a "
-        "reply that max_tokens cut); raise max_tokens, or train on the segments: each is exact",
+        "the agent sends the reply back as text, and its text has other tokens than were sampled (often at the end of "
+        "a reply that max_tokens cut); raise max_tokens, or train on the segments: each is exact",
     ),
     "arguments_reserialized": (
         "the tool call's arguments were written anew",
