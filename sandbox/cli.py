@@ -71,7 +71,8 @@ def run_command(
     ] = None,
     policy_version: Annotated[str | None, typer.Option(help="The weights' version, written on every call.")] = None,
     sampling: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE for calls that do not set it: --sampling temperature=1.0")
+        list[str] | None,
+        typer.Option(help="NAME=VALUE, or a JSON object, for calls that do not set it: --sampling temperature=1.0"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on standard output.")] = False,
 ) -> None:
@@ -183,9 +184,15 @@ def for_the_agent(env: dict[str, str]) -> dict[str, str]:
 
 
 def read_sampling(words: list[str]) -> dict[str, object]:
-    """`temperature=1.0`: values are JSON where they can be read as it, text otherwise."""
+    """`temperature=1.0`: values are JSON where they can be read as it, text otherwise. Or one JSON object for all."""
     values: dict[str, object] = {}
     for word in words:
+        if word.lstrip().startswith("{"):  # as `bench proxy` takes it
+            try:
+                values |= json.loads(word)
+            except ValueError as error:
+                raise JobError(f"--sampling {word} is no JSON object ({error})") from error
+            continue
         name, equals, text = word.partition("=")
         if not name or not equals:
             raise JobError(f"--sampling {word}: give NAME=VALUE, such as temperature=1.0")

@@ -62,10 +62,15 @@ def sentence(why: Sequence[str]) -> str:
     told = [_and(known)] if known else []
     if unknown:
         told.append(f"the engine's own {_and(unknown)} (not sent, and the log does not say them)")
+    certain = "the tokens were not drawn from the plain policy, so"
+    possible = "nobody can say that the tokens were drawn from the plain policy; where they were not,"
+    so = (
+        f"{certain if known else possible} the recorded logprobs are not those of the distribution that was sampled, "
+        "and importance ratios built on them are biased"
+    )
     return (
-        f"sampled with {' and with '.join(told)}: the tokens were not drawn from the plain policy, so the recorded "
-        "logprobs are not those of the distribution that was sampled, and importance ratios built on them are biased; "
-        f"sample plainly (bench proxy --sampling '{PLAIN_REQUEST}'), or correct for it in the trainer"
+        f"sampled with {' and with '.join(told)}: {so}; sample plainly (--sampling '{PLAIN_REQUEST}' of bench run or "
+        "bench proxy), or correct for it in the trainer"
     )
 
 

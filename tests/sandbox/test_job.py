@@ -22,6 +22,7 @@ import pytest
 from capture.layout import JobDir
 from sandbox import reaper
 from sandbox.agents.nop import Nop
+from sandbox.cli import read_sampling
 from sandbox.errors import JobError
 from sandbox.job import Options, Outcome, run_job
 from sandbox.jobfiles import open_job
@@ -286,6 +287,7 @@ def test_config_holds_the_capture_setting_and_no_secret(tmp_path: Path, docker_c
         (["-a", "nop", "--sandbox", "podman"], "--sandbox podman is not known; docker is"),
         (["-a", "nop", "--agent-env", "NOT_SET_HERE"], "give NAME=VALUE, or the NAME of a variable that is set here"),
         (["-a", "nop", "--sampling", "hot"], "--sampling hot: give NAME=VALUE"),
+        (["-a", "nop", "--sampling", "{hot}"], "--sampling {hot} is no JSON object"),
         (["-a", "nop", "--job", "a/b"], "a job's name is one folder's name"),
         (["-a", "nop", "--verifier-sandbox", "own"], "must be shared or separate, not own"),
     ],
@@ -295,6 +297,14 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path, words: list[s
     out, err = run.communicate(timeout=60)
     assert run.returncode == 2 and out == ""
     assert said in err and "Traceback" not in err
+
+
+def test_sampling_is_taken_as_names_and_as_the_proxy_takes_it() -> None:
+    assert read_sampling(["temperature=1.0", '{"top_p": 1, "top_k": -1}']) == {
+        "temperature": 1.0,
+        "top_p": 1,
+        "top_k": -1,
+    }
 
 
 def test_a_job_that_could_not_begin_leaves_its_name_free(tmp_path: Path) -> None:

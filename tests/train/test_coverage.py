@@ -15,6 +15,7 @@ from tests.train.labelled_breaks import cases
 from tests.train.smollm import smollm
 from train.cli import app
 from train.rollouts import find_rollouts
+from train.sampling import sentence
 from train.tokens import RolloutTokens, read_tokens
 
 PLAIN = {"sent": {"temperature": 1, "top_p": 1, "top_k": -1, "min_p": 0}, "session": {}, "engine_defaults": None}
@@ -339,6 +340,12 @@ def test_known_defaults_of_the_engine_count(tmp_path: Path) -> None:
     defaults = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
     calls = conversation(2, sampling={"sent": {}, "session": {}, "engine_defaults": defaults})
     assert tokens(tmp_path, calls).coverage["sampling"][0]["plain"] is True
+
+
+def test_defaults_that_nobody_knows_are_not_said_to_be_other_than_plain() -> None:
+    assert "were not drawn from the plain policy, so" in sentence(["temperature 0.8", "top_p unknown"])
+    told = sentence(["temperature unknown", "top_p unknown"])
+    assert "nobody can say" in told and "were not drawn" not in told
 
 
 def test_a_log_that_kept_no_sampling_is_read_from_its_requests(tmp_path: Path) -> None:
