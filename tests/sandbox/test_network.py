@@ -121,7 +121,7 @@ class Page(http.server.BaseHTTPRequestHandler):
     def log_message(self, *a): pass
 threading.Thread(target=http.server.HTTPServer(("", 8080), Page).serve_forever, daemon=True).start()
 mine = socket.gethostbyname(socket.gethostname())
-assert urllib.request.urlopen(f"http://{mine}:8080/", timeout=2).status == 200
+assert urllib.request.urlopen(f"http://{mine}:8080/", timeout=30).status == 200
 time.sleep(2)
 for last in range(2, 6):
     there = mine.rsplit(".", 1)[0] + f".{last}"
