@@ -89,6 +89,16 @@ CODES: Final[dict[str, tuple[str, str]]] = {
         "{sampled} of {told} sampled ids came: llama.cpp leaves out the token that completes a stop string; let the "
         "reply end by its stop token instead",
     ),
+    "character_ids_not_returned": (
+        _NOT_RETURNED,
+        "{sampled} of {told} sampled ids came: llama.cpp returns a character of several tokens (an emoji, a rare "
+        "script) as one entry; serve the model with vLLM or SGLang where replies hold such",
+    ),
+    "choice_not_counted": (
+        _NOT_RETURNED,
+        "llama.cpp counts the first choice of n alone, and another one may lack ids (a stop string, a character of "
+        "several tokens); ask for one choice a call",
+    ),
     "logprob_missing_for_token": (_NOT_RETURNED, "a sampled token came without its logprob; upgrade the engine"),
     "logprob_clamped": (
         _NOT_RETURNED,

@@ -194,7 +194,7 @@ def _writable(value: Any, depth: int = 0) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        return str(value)
+        return orjson.Fragment(str(value))
     if value is None or isinstance(value, bool | int | float | orjson.Fragment):
         return value
     return str(value)

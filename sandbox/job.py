@@ -69,7 +69,7 @@ def run_job(
     with contextlib.ExitStack() as open_things:
         jobs = [
             open_things.enter_context(
-                open_job(folder, evaluation_json(plan, tasks, options.retries, n), options.resume)
+                open_job(folder, evaluation_json(plan, tasks, options.retries, n, options.trials), options.resume)
             )
             for n, folder in enumerate(job_folders(plan.job, options), 1)
         ]

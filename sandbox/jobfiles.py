@@ -157,14 +157,15 @@ def _same_job(folder: JobDir, evaluation: dict[str, Any]) -> None:
             )
 
 
-def evaluation_json(plan: Plan, tasks: Sequence[Task], retries: int, trial: int) -> dict[str, Any]:
-    """What is about to be run. Of the agent's variables names only."""
+def evaluation_json(plan: Plan, tasks: Sequence[Task], retries: int, trial: int, trials: int) -> dict[str, Any]:
+    """What is about to be run: this is number `trial` of `trials`. Of the agent's variables names only."""
     return {
         "job_name": plan.job,
         "agent": plan.agent.name,
         "model": plan.provider.model if plan.provider else None,
         "environment": "docker",
         "trial": trial,
+        "trials": trials,
         "tasks": [{"name": task.name, "task_digest": task.digest} for task in tasks],
         "config": {
             "agent_env": sorted(plan.agent_env),

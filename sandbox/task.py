@@ -72,8 +72,8 @@ def load_task(path: Path) -> Task:
     elif harbor.is_file():
         head, prompt = _parse_toml(harbor), _text(path / "instruction.md").strip()
         layout = "harbor"
-        if not prompt:
-            raise TaskError(f"{path / 'instruction.md'} is empty; write what the agent shall do")
+        if not says_something(prompt, headings=False):
+            raise TaskError(f"{path / 'instruction.md'} says nothing; write what the agent shall do")
     else:
         raise TaskError(f"{path} holds neither task.md nor task.toml; make a task with: bench tasks init {path.name}")
     return _build(path, layout, head, prompt)
@@ -162,9 +162,15 @@ def _prompt(lines: list[str], where: str) -> str:
         if name.startswith(("role:", "scene:")) or name == "user-persona":
             raise TaskError(f"{where}: section ## {name} is not supported here; a task has one prompt for one agent")
     prompt = "\n".join(sections.get("prompt", sections[""])).strip()
-    if not prompt:
+    if not says_something(prompt, headings="prompt" in sections):
         raise TaskError(f"{where} has no prompt; write what the agent shall do under a heading ## prompt")
     return prompt
+
+
+def says_something(prompt: str, *, headings: bool) -> bool:
+    """Whether a prompt tells an agent anything: comments do not, nor does a title alone where `headings` is False."""
+    text = re.sub(r"<!--.*?-->", "", prompt, flags=re.DOTALL)
+    return any(line.strip() and (headings or not re.match(r"#{1,6}(\s|$)", line)) for line in text.splitlines())
 
 
 def _parse_toml(path: Path) -> dict[str, Any]:

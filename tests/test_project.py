@@ -34,6 +34,14 @@ def bench(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
     )
 
 
+def test_no_command_waits_for_what_only_another_needs() -> None:
+    """`acp` alone takes most of a second to load."""
+    slow = ("acp", "datasets", "numpy", "pyarrow", "torch", "transformers", "xllamacpp")
+    script = f"import sys, bench; print([name for name in {slow} if name in sys.modules])"
+    loaded = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (loaded.stdout, loaded.stderr) == ("[]\n", "")
+
+
 def commands() -> dict[str, set[str]]:
     """Every command of `bench`, groups included (`train stream`), with its options."""
     from bench import app

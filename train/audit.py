@@ -19,7 +19,7 @@ from train.errors import BadInput
 from train.rollouts import Warn, find_rollouts
 from train.tokens import read_tokens
 
-INSTALL: Final = 'pip install "benchflow-sidecar[trl]"'
+INSTALL: Final = "pip install -e '.[trl]' in a clone of benchflow-sidecar"
 #: Logits held at once, in numbers: 256 M of them are 1 GB.
 LOGITS: Final = 256 << 20
 #: Upper ends of the histogram's bins.

@@ -30,7 +30,7 @@ def register(bench: typer.Typer) -> None:
 def main() -> None:
     """`python -m train`. Exit codes: a command's own; 2 for what it could not use; 70 for a bug; 130 for Ctrl-C."""
     try:
-        app(prog_name="train")
+        app(prog_name="python -m train")
     except (CaptureError, TrainError) as error:
         typer.echo(f"train: {error}", err=True)
         sys.exit(getattr(error, "exit_code", 2))

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from train.convert import Options, convert
+from train.ending import taken_away_on_signals
 from train.errors import BadInput, NothingWritten
 from train.formats import NAMES
 from train.groups import EPS, KINDS, parse_group_by
@@ -73,7 +74,7 @@ def convert_command(
 ) -> None:
     """Write finished rollouts as rows that a trainer loads.
 
-    Exit codes: 0 written; 1 no row, or not --expected-rows; 2 bad input. The file appears when it is whole.
+    Exit codes: 0 written; 1 no row, or not --expected-rows; 2 bad input; 143 SIGTERM. The file appears when whole.
     """
     kinds = {kind: kind for kind in KINDS}
     if advantage not in kinds:
@@ -92,7 +93,8 @@ def convert_command(
         group=grouping,
     )
     try:
-        made = convert(path, out, options, on_warning=lambda sentence: typer.echo(sentence, err=True))
+        with taken_away_on_signals():
+            made = convert(path, out, options, on_warning=lambda sentence: typer.echo(sentence, err=True))
     except NothingWritten as error:
         for sentence in error.told:
             typer.echo(sentence, err=True)

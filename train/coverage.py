@@ -11,6 +11,7 @@ from capture.breaks import Break, Decoder
 from capture.errors import JournalError
 from capture.sequences import TRAINABLE_KINDS, TokenSequence
 from train.heard import CAPTURE_OFF, NOT_MERGED
+from train.jobs import job_state
 from train.rollouts import Rollout, Warn, find_rollouts
 from train.sampling import sentence
 from train.tokens import RolloutTokens, read_tokens
@@ -44,10 +45,17 @@ def coverage(path: Path, *, decoder: Decoder | None = None, on_warning: Warn | N
     """The coverage of every rollout at `path`, one in memory at a time. Raises `NoSuchPath`, `BadInput`.
 
     A log that cannot be read makes its rollout `no`, with that reason. A name that was there before (jobs of one run)
-    is told by its path.
+    is told by its path. What its job dropped before it finished (a stop, or a kill) is no rollout of that job: it is
+    told and left out, unless it is itself what was given.
     """
     names: set[str] = set()
+    over: dict[Path, bool] = {}
     for rollout in find_rollouts(path, on_warning):
+        if not rollout.finished and rollout.path != path and path.is_dir():
+            job = rollout.path.parent
+            if over.setdefault(job, job_state(job).over):
+                rollout.warn(f"leaving out {rollout.rollout_path}: its job is over, and it never finished")
+                continue
         yield cover(rollout, decoder, rollout.rollout_path if rollout.name in names else rollout.name)
         names.add(rollout.name)
 

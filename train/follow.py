@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from capture.layout import RESULT, SUMMARY
+from capture.layout import RESULT, SUMMARY, TRIAL_PREFIX, JobDir
 from train.jobs import JobState, job_state, together
-from train.rollouts import DEPTH, JOB_PARTS, Warn, is_rollout
+from train.rollouts import DEPTH, JOB_PARTS, Warn, is_rollout, read_result
 
 #: A folder that changed less than this (seconds) before it was listed is listed again: clocks of disks are coarse.
 COARSE = 2.0
@@ -75,6 +76,17 @@ class Tree:
     @property
     def jobs(self) -> list[Path]:
         return [Path(path) for path in self._jobs]
+
+    def missing_trials(self) -> Iterator[str]:
+        """A sentence for each run below the root of which not every trial is here; a trial is a job of its own."""
+        here: dict[Path, list[Path]] = {}
+        for job in self.jobs:
+            if job.parent.name.startswith(TRIAL_PREFIX) and job.parent != self.root:
+                here.setdefault(job.parent.parent / job.name, []).append(job)
+        for jobs in here.values():
+            told = (read_result(JobDir(jobs[0]).evaluation) or {}).get("trials")
+            if isinstance(told, int) and told > len(jobs):
+                yield f"{jobs[0].name} was run in {told} trials, and {len(jobs)} of them are in {self.root}"
 
     def _state(self) -> JobState:
         if not self._jobs:

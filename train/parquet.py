@@ -120,7 +120,7 @@ def arrow() -> Any:
     try:
         return import_module("pyarrow")
     except ModuleNotFoundError as error:
-        raise BadInput("Parquet needs the extra: pip install 'benchflow-sidecar[train]'") from error
+        raise BadInput("Parquet needs the extra: pip install -e '.[train]' in a clone of benchflow-sidecar") from error
 
 
 def parquet() -> Any:

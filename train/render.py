@@ -13,7 +13,7 @@ from train.chat import Message
 from train.errors import BadInput
 
 MISSING = "tokenizer validation requires the benchflow train or trl extra"
-HOW_TO_INSTALL = "pip install 'benchflow-sidecar[train]'"
+HOW_TO_INSTALL = "pip install -e '.[train]' in a clone of benchflow-sidecar"
 
 
 class RenderError(Exception):

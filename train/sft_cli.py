@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from train.convert import Options
+from train.ending import taken_away_on_signals
 from train.errors import NothingWritten
 from train.sft import Plan, launch, prepare
 
@@ -73,7 +74,8 @@ def sft_command(
         typer.echo(sentence, err=True)
 
     try:
-        prepared = prepare(plan, warn)
+        with taken_away_on_signals():
+            prepared = prepare(plan, warn)
     except NothingWritten as error:
         for sentence in error.told:
             warn(sentence)

@@ -155,6 +155,8 @@ class Stream:
                 self._on_status(self.end.detail)
             if self._wait(min(left, self.options.poll_interval)):
                 break
+        for text in tree.missing_trials():
+            self.warn(text)
         yield from self._rest()
 
     def raise_end(self) -> None:

@@ -114,6 +114,10 @@ class Engine:
         """For a call of which some choice has no ids at all."""
         return "server_ignored_return_token_ids"
 
+    def count_missing(self, reader: Reader) -> str:
+        """For a call of which the engine does not say how many tokens it sampled."""
+        return "usage_not_returned"
+
     def ids_lost(self, reader: Reader, sampled: int, told: int) -> str:
         """For a call whose ids are not as many as the engine counted."""
         return "count_mismatch_usage"

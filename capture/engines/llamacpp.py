@@ -1,8 +1,8 @@
 """llama.cpp's server: ids stand in the logprob entries of unstreamed answers; the prompt's come from two side routes.
 
 As seen on the server inside xllamacpp 2026.10: a stream lacks the stop token's entry and refuses logprobs beside
-tools, so an agent that streams is answered from an unstreamed call. With a stop string the last token is missing: the
-call is not complete, and says so.
+tools, so an agent that streams is answered from an unstreamed call. With a stop string the last token is missing, and a
+character of several tokens (an emoji) comes as one entry with the last one's id: the call is not complete, and says so.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final
 
 from capture.codes import why
 from capture.engines.base import CHAT, Ask, Engine, Hide, Question, Reader, Wants
+from capture.engines.sampled import Choice
 from capture.engines.vllm import chat_logprobs
 from capture.record import Ids
 
@@ -50,20 +51,26 @@ class LlamaCpp(Engine):
     def sampled_count(self, reader: Reader) -> int | None:
         """The usage counts the first choice of n alone; the others are compared with nothing.
 
-        One that a stop string may have ended may lack its last token (see above), and nothing would say so.
+        Of one that may lack a token (see above) nothing would say so.
         """
         told = super().sampled_count(reader)
         others = [one for index, one in reader.sampled.choices.items() if index != 0]
-        if reader.request.get("stop") and any(one.finish_reason == "stop" for one in others):
+        if any(_may_lack(one, reader.request) for one in others):
             return None
         return None if told is None else told + sum(len(one.entry_ids or one.ids or ()) for one in others)
+
+    def count_missing(self, reader: Reader) -> str:
+        return "choice_not_counted" if super().sampled_count(reader) is not None else super().count_missing(reader)
 
     def ids_missing(self, reader: Reader) -> str:
         return "stop_token_not_returned" if reader.request.get("stop") else super().ids_missing(reader)
 
     def ids_lost(self, reader: Reader, sampled: int, told: int) -> str:
-        lost = sampled == told - 1 and bool(reader.request.get("stop"))
-        return "stop_token_not_returned" if lost else super().ids_lost(reader, sampled, told)
+        if sampled == told - 1 and reader.request.get("stop"):
+            return "stop_token_not_returned"
+        if sampled < told and any(_spells(one) for one in reader.sampled.choices.values()):
+            return "character_ids_not_returned"
+        return super().ids_lost(reader, sampled, told)
 
     def hidden(self, wire: str, body: dict[str, Any]) -> Hide:
         """`logprobs: 0` (completions) and `top_logprobs: 0` (chat) give no logprobs."""
@@ -76,6 +83,19 @@ class LlamaCpp(Engine):
         if reader.sampled.prompt is not None or not reader.ask.requested["token_ids"] or reader.several_prompts:
             return None
         return _prompt_ids(reader)
+
+
+def _may_lack(choice: Choice, request: dict[str, Any]) -> bool:
+    """Whether a choice that nobody counted may lack a token: of a stop string, of a character, of one cut in half."""
+    ended = choice.finish_reason
+    most = request.get("max_completion_tokens") or request.get("max_tokens")
+    cut = ended == "length" and most != len(choice.tokens)
+    return cut or (ended == "stop" and bool(request.get("stop"))) or _spells(choice)
+
+
+def _spells(choice: Choice) -> bool:
+    """Whether it holds a character that may be several tokens."""
+    return not all(token.isascii() for token in choice.tokens)
 
 
 #: What of a chat request shapes the prompt.

@@ -343,7 +343,7 @@ class Reader:
         sampled = sum(len(one.token_ids or ()) for one in completions)
         told = self.engine.sampled_count(self)
         if told is None:
-            missing["completion_token_ids"] = why("usage_not_returned")
+            missing["completion_token_ids"] = why(self.engine.count_missing(self))
         elif sampled != told:
             code = self.engine.ids_lost(self, sampled, told)
             missing["completion_token_ids"] = why(code, sampled=sampled, told=told)

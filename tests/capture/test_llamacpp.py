@@ -23,6 +23,11 @@ def llama(count: int, finish: str = "stop", index: int = 0) -> dict[str, Any]:
     return {"index": index, "message": {"content": "a"}, "finish_reason": finish, "logprobs": {"content": content}}
 
 
+def spelled(choice: dict[str, Any], token: str) -> dict[str, Any]:
+    choice["logprobs"]["content"][1] |= {"token": token, "bytes": list(token.encode())}
+    return choice
+
+
 def asked_llama(choices: list[Any], told: int, **request: Any) -> tuple[TokenCapture, list[str], Any]:
     """A llama.cpp call with its side questions answered: the capture, the routes asked, what the agent gets."""
     one = engine("llamacpp")
@@ -64,8 +69,25 @@ def test_llamacpp_loses_the_token_that_completes_a_stop_string_and_it_is_said() 
 def test_llamacpp_choices_that_a_stop_string_may_have_cut_cannot_be_checked() -> None:
     """Its usage counts the first choice alone: that another lacks its last token, nothing would say."""
     capture, _, _ = asked_llama([llama(3, "length"), llama(2, "stop", index=1)], 3, n=2, stop=["x"])
-    assert codes(capture) == {"completion_token_ids": "usage_not_returned"}
-    assert asked_llama([llama(3, "length"), llama(3, "length", index=1)], 3, n=2, stop=["x"])[0].complete
+    assert codes(capture) == {"completion_token_ids": "choice_not_counted"}
+    cut = [llama(3, "length"), llama(3, "length", index=1)]
+    assert asked_llama(cut, 3, n=2, stop=["x"], max_tokens=3)[0].complete
+    assert codes(asked_llama(cut, 3, n=2, max_tokens=4)[0]) == {"completion_token_ids": "choice_not_counted"}
+
+
+def test_llamacpp_gives_one_entry_for_a_character_of_several_tokens_and_it_is_said() -> None:
+    """As seen on xllamacpp 2026.10: a fox is four tokens, and one entry with the last one's id."""
+    one = spelled(llama(3), "🦊")
+    capture, _, _ = asked_llama([one], 6)
+    assert codes(capture) == {"completion_token_ids": "character_ids_not_returned"}
+    assert "3 of 6 sampled ids came" in capture.unavailable["completion_token_ids"].detail
+    assert asked_llama([spelled(llama(3), "本")], 3)[0].complete, "one token, as the count says"
+
+
+def test_llamacpp_choices_that_hold_such_a_character_cannot_be_checked() -> None:
+    capture, _, _ = asked_llama([llama(3), spelled(llama(3, index=1), "🦊")], 3, n=2)
+    assert codes(capture) == {"completion_token_ids": "choice_not_counted"}
+    assert asked_llama([spelled(llama(3), "本"), llama(3, index=1)], 3, n=2)[0].complete
 
 
 def test_llamacpp_without_its_side_routes_or_with_an_image_says_so() -> None:

@@ -48,6 +48,8 @@ async def test_a_deeply_nested_request_is_answered_and_recorded(
         (b',"temperature":-Infinity}', b'"temperature":-Infinity'),
         (b',"user":"\\ud800"}', b'"user":"\\ud800"'),
         (b',"seed":' + b"9" * 5000 + b"}", b"9" * 5000),
+        (b',"seed":' + b"9" * 30 + b"}", b'"seed":' + b"9" * 30),
+        (b',"tools":[{"maximum":-' + b"9" * 20 + b"}]}", b'"maximum":-' + b"9" * 20),
     ],
 )
 async def test_json_that_only_python_writes_reaches_the_engine_as_it_is(

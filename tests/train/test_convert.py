@@ -471,7 +471,8 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
     assert job.is_dir()
 
 
-def test_ctrl_c_leaves_no_half_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_ctrl_c_and_its_kind_leave_no_half_file(tmp_path: Path, number: signal.Signals, code: int) -> None:
     job = make_job(tmp_path / "job", [{}])
     journal = next(job.glob("*/trajectory/llm_trajectory.jsonl"))
     journal.unlink()
@@ -496,8 +497,8 @@ main()
     )  # fmt: skip
     assert process.stdout is not None and process.stdout.readline() == "reading\n"
     time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=20) == 130
+    process.send_signal(number)
+    assert process.wait(timeout=20) == code
     assert list((tmp_path / "rows").iterdir()) == []
 
 

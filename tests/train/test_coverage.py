@@ -47,6 +47,17 @@ def test_the_seeds_lines(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(("state", "kept"), [("finished", False), ("stopped", False), ("running", True)])
+def test_what_a_job_dropped_is_no_rollout_of_it(tmp_path: Path, state: str, kept: bool) -> None:
+    """`bench run --resume` runs the task again under another name; the folder of the rollout that was stopped stays."""
+    job = make_job(tmp_path / "job", [{"name": "t__1"}, {"name": "t__2", "finished": False}], state=state)
+    result = run(job)
+    assert result.stdout.splitlines()[-1].startswith("2 of 2" if kept else "1 of 1")
+    told = "leaving out t__2: its job is over, and it never finished\n"
+    assert result.stderr == ("" if kept else told)
+    assert run(job / "t__2").stdout.splitlines()[-1].startswith("1 of 1")
+
+
 def test_capture_off(tmp_path: Path) -> None:
     assert line_of(tmp_path, uncaptured(2)) == (
         "no   write-number__5cfd1b6d: calls went through the gateway without token capture; rerun with --agent-env "

@@ -286,6 +286,16 @@ def test_all_trials_are_waited_for_also_those_that_begin_late(tmp_path: Path) ->
     assert [row["rollout_path"] for row in records] == ["trial-01/job/a", "trial-02/job/b"]
 
 
+def test_a_run_of_which_a_trial_is_missing_is_told(tmp_path: Path) -> None:
+    root = trials(tmp_path / "jobs", [{}, {}])
+    for evaluation in root.glob("*/*/evaluation.json"):
+        write(evaluation, json.loads(evaluation.read_text()) | {"trials": 3})
+    records, _, warnings = once(root)
+    assert len(records) == 2
+    assert warnings == [f"2026-11-04__17-52-13 was run in 3 trials, and 2 of them are in {root}"]
+    assert once(root / "trial-01")[2] == [], "one trial was asked for"
+
+
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_killed_job_is_noticed_within_two_polls(tmp_path: Path, begun: bool) -> None:
     job = make_job(tmp_path / "job", [{}, {}], state="running")

@@ -230,7 +230,8 @@ def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
     )  # fmt: skip
     assert answer.returncode == 2
     assert answer.stderr.strip() == (
-        "train: tokenizer validation requires the benchflow train or trl extra: pip install 'benchflow-sidecar[train]'"
+        "train: tokenizer validation requires the benchflow train or trl extra: pip install -e '.[train]' in a clone "
+        "of benchflow-sidecar"
     )
 
 
