@@ -17,15 +17,17 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.agent import Agent, reply_headers
+from proxy.dialects.base import Dialect
+from proxy.dialects.messages import Messages
 from proxy.errors import ProxyError, Refusal, SessionError, SettingsError, UpstreamError
+from proxy.exchange import REDIRECTED
 from proxy.metrics import Metrics
-from proxy.relay import REDIRECTED, Relay, refuse
+from proxy.relay import CHAT, COMPLETIONS, Relay, Translated, refuse
 from proxy.replicas import Replicas
 from proxy.sessions import Session, Sessions
 from proxy.settings import Settings, check_engine, check_key, check_top_logprobs
 
-CHAT = "/v1/chat/completions"
-COMPLETIONS = "/v1/completions"
+DIALECTS: tuple[Dialect, ...] = (Messages(),)
 
 
 def agent_app(sessions: Sessions, settings: Settings, metrics: Metrics) -> ASGIApp:
@@ -34,6 +36,7 @@ def agent_app(sessions: Sessions, settings: Settings, metrics: Metrics) -> ASGIA
     routes = [
         Route(CHAT, Relay("openai-chat", CHAT, sessions, settings, metrics), methods=["POST"]),
         Route(COMPLETIONS, Relay("openai-completions", COMPLETIONS, sessions, settings, metrics), methods=["POST"]),
+        *(Route(one.path, Translated(one, sessions, settings, metrics), methods=["POST"]) for one in DIALECTS),
         Route("/v1/models", models, methods=["GET"]),
         Route("/v1/models/{model:path}", models, methods=["GET"]),
         Route("/health", health, methods=["GET"]),
@@ -61,7 +64,7 @@ class ForgivingPaths:
             path = path.rstrip("/") or "/"
             while path.startswith("/v1/v1"):
                 path = path[3:]
-            if path.startswith(("/chat/completions", "/completions", "/models")):
+            if path.startswith(("/chat/completions", "/completions", "/models", "/messages", "/responses")):
                 path = "/v1" + path
             scope["path"] = path
             scope["raw_path"] = path.encode("utf-8", "replace")
@@ -111,7 +114,8 @@ async def health(request: Request) -> Response:
 
 async def no_route(request: Request, error: Exception) -> Response:
     path = request.scope["path"]
-    message = f"{request.method} {path} is not served here; the model routes are POST {CHAT} and POST {COMPLETIONS}"
+    served = ", ".join((CHAT, COMPLETIONS, *(one.path for one in DIALECTS)))
+    message = f"{request.method} {path} is not served here; the model routes are POST {served}"
     return JSONResponse(
         {"error": {"message": message, "type": "NotFoundError", "param": None, "code": 404}}, status_code=404
     )

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from capture.codes import why
-from capture.engines.base import Reader
+from capture.engines.base import COMPLETIONS, Reader
 from capture.purpose import purpose
 from capture.record import FIELDS, TokenCapture, Unavailable
 from capture.redact import redact, redact_text, secrets_seen
@@ -30,6 +30,19 @@ KEPT_HEADERS = frozenset(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class In:
+    """The same call in a dialect: the dialect's answer, the engine's as chat, and what was left out of the request.
+
+    `sent`: whether the request could be translated at all.
+    """
+
+    body: Any
+    chat: dict[str, Any] | None
+    dropped: list[str]
+    sent: bool
+
+
 @dataclass(slots=True)
 class Facts:
     """Filled in as a call goes its way. Times are seconds of `time.perf_counter`."""
@@ -38,6 +51,8 @@ class Facts:
     wire: str
     path: str
     policy_version: str | None
+    dialect: str = ""
+    call_type: str = "chat_completion"
     outcome: str = "ok"
     status: int = 0
     retry_of: int | None = None
@@ -56,6 +71,11 @@ class Facts:
     started: float = field(default_factory=time.perf_counter)
     ttft_ms: float | None = None
     duration_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.dialect = self.dialect or self.wire
+        if self.wire == COMPLETIONS:
+            self.call_type = "text_completion"
 
     def sent_to(self, replica: Replica) -> None:
         self.engine = replica.engine.name if replica.engine else None
@@ -105,10 +125,17 @@ def journal_line(
     session: Session,
     reader: Reader | None,
     capture: TokenCapture | None,
+    said: In | None = None,
 ) -> bytes:
-    """One line, without its newline. The prompt's ids are spliced in as they came, never parsed."""
+    """One line, without its newline. The prompt's ids are spliced in as they came, never parsed.
+
+    `said` for a call that went to the engine as chat but was made, and answered, in another dialect.
+    """
     kept = {name.decode(): value.decode("latin-1") for name, value in headers if name in KEPT_HEADERS}
-    answered = facts.error_body if facts.outcome == "error" or reader is None else reader.assembled()
+    if facts.outcome == "error" or reader is None:
+        answered = facts.error_body
+    else:
+        answered = reader.assembled() if said is None else said.body
     if facts.failure is not None and facts.outcome == "truncated" and isinstance(answered, dict):
         answered = {**answered, "error": {"message": facts.failure, "type": "truncated"}}
     stored, answered = _stored(request), _cleaned(answered)
@@ -117,9 +144,9 @@ def journal_line(
         "session_name": session.name,
         "call": facts.number,
         "request_id": facts.request_id,
-        "call_purpose": purpose(request.body, kept),
-        "call_type": "text_completion" if facts.wire == "openai-completions" else "chat_completion",
-        "dialect": facts.wire,
+        "call_purpose": purpose(request.body if said is None else request.upstream, kept),
+        "call_type": facts.call_type,
+        "dialect": facts.dialect,
         "engine": facts.engine,
         "engine_version": facts.engine_version,
         "stream": request.streams,
@@ -132,11 +159,14 @@ def journal_line(
         "policy_version_end": facts.policy_version_end,
         "outcome": facts.outcome,
         "retry_of": facts.retry_of,
-        "dropped_fields": [],
+        "dropped_fields": [] if said is None else said.dropped,
         "secrets_seen": secrets_seen(request.body, answered),
     }
     if not request.is_object:
         metadata["unreadable_body"] = redact_text(request.raw[:2000].decode("utf-8", "replace"))
+    if said is not None and said.sent:
+        metadata["chat_request"] = _cleaned(request.upstream)
+        metadata["chat_response"] = _cleaned(said.chat)
     if capture is not None:
         metadata["token_capture"] = capture.to_json()
     return _dump(

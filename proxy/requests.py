@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 import orjson
 
+from proxy.errors import Refusal
 from proxy.sessions import Session
 
 _decode = msgspec.json.Decoder().decode
@@ -39,6 +40,8 @@ class Request:
     is_object: bool
     strict: bool
     lenient: bool
+    #: Whether `raw` may be sent on where nothing was changed, or cannot be written.
+    raw_goes: bool = True
 
     @classmethod
     def of(cls, raw: bytes, session: Session) -> Request:
@@ -46,14 +49,13 @@ class Request:
         if not isinstance(parsed, dict):
             # Not for us to judge: the engine gets it as it is, and its own error goes back.
             return cls(raw, {}, {}, False, False, False)
-        upstream = dict(parsed)
-        if session.model is not None:
-            upstream["model"] = session.model
-        for name, value in session.sampling.items():
-            if upstream.get(name) is None:
-                upstream[name] = value
+        upstream = _with_defaults(parsed, session)
         one_line = strict and b"\n" not in raw and b"\r" not in raw
         return cls(raw, parsed, upstream, True, one_line, not strict)
+
+    def sent_as(self, chat: dict[str, Any], session: Session) -> Request:
+        """The same request, sent on as `chat` instead of as it came."""
+        return replace(self, upstream=_with_defaults(chat, session), raw_goes=False)
 
     @property
     def streams(self) -> bool:
@@ -76,7 +78,7 @@ class Request:
 
     def dump(self, body: dict[str, Any]) -> bytes:
         """`body` as bytes for the engine; the agent's own bytes where nothing was changed."""
-        if not self.is_object or (body == self.body and body is not self.body):
+        if not self.is_object or (self.raw_goes and body == self.body and body is not self.body):
             return self.raw
         if not self.lenient:
             with suppress(TypeError):  # nested deeper than orjson writes, or integers beyond 64 bits
@@ -84,7 +86,20 @@ class Request:
         try:
             return json.dumps(body, separators=(",", ":")).encode()
         except RecursionError:
+            if not self.raw_goes:
+                raise Refusal(400, "the request is nested too deeply") from None
             return self.raw
+
+
+def _with_defaults(body: dict[str, Any], session: Session) -> dict[str, Any]:
+    """`body` with the session's model, and its sampling parameters where the agent set none."""
+    upstream = dict(body)
+    if session.model is not None:
+        upstream["model"] = session.model
+    for name, value in session.sampling.items():
+        if upstream.get(name) is None:
+            upstream[name] = value
+    return upstream
 
 
 def parse(raw: bytes) -> tuple[Any, bool]:

@@ -24,6 +24,7 @@ from capture.journal import JournalWriter
 from capture.layout import JOURNAL
 from capture.record import TokenCapture
 from proxy.errors import Refusal, SessionError
+from proxy.kept import Kept
 from proxy.replicas import Replica, Replicas
 
 log = logging.getLogger("proxy")
@@ -71,6 +72,7 @@ class Session:
         self.policy_version = policy_version
         self.sampling = sampling
         self.tally = Tally()
+        self.earlier = Kept()
         self.journal_failed: str | None = None
         self.closed = False
         self._begun = journal.next_call

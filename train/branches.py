@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from capture.journal import Call
 from capture.sequences import TRAINABLE_KINDS
-from train.chat import Message, NotChat, chat_of, fingerprint, plain, replies_of
+from train.chat import Message, NotChat, answer_of, chat_of, fingerprint, plain, replies_of
 from train.reasons import Tally
 from train.rollouts import Rollout
 
@@ -30,7 +30,7 @@ def last_line(rollout: Rollout) -> int | None:
     """The line of the agent's last call, by the order the calls began; one with a reply, where there is one."""
     found: tuple[bool, int, int] | None = None
     for call in usable(rollout, Tally()):
-        this = (bool(replies_of(call.response_body)), call.number, call.line)
+        this = (bool(replies_of(answer_of(call))), call.number, call.line)
         found = this if found is None else max(found, this)
     return None if found is None else found[2]
 
@@ -114,7 +114,7 @@ class Followed:
         self._taken_up: set[int] | None = None
 
     def __call__(self, call: Call) -> int:
-        replies = replies_of(call.response_body)
+        replies = replies_of(answer_of(call))
         if len(replies) < 2:
             return 0
         key = self._keys.along(plain(chat_of(call).messages).messages)[-1]

@@ -52,7 +52,7 @@ def chat_of(call: Call) -> Chat:
     """
     sent = call.metadata.get("chat_request")
     body = sent if isinstance(sent, dict) else call.request_body
-    answer = call.response_body
+    answer = answer_of(call)
     path = str(call.request.get("path") or "")
     if isinstance(sent, dict) or _is_chat(body, path):
         messages, tools = _dicts(body.get("messages")), _dicts(body.get("tools"))
@@ -66,6 +66,12 @@ def chat_of(call: Call) -> Chat:
         raise NotChat("no_messages")
     kwargs = body.get("chat_template_kwargs")
     return Chat(messages, tools, replies_of(answer), kwargs if isinstance(kwargs, dict) and kwargs else None)
+
+
+def answer_of(call: Call) -> dict[str, Any]:
+    """The call's answer as chat where the proxy translated it, else as the agent got it."""
+    chat = call.metadata.get("chat_response")
+    return chat if isinstance(chat, dict) else call.response_body
 
 
 def replies_of(answer: dict[str, Any]) -> list[Reply]:

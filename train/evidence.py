@@ -14,7 +14,7 @@ from capture.journal import Call, JournalReader
 from capture.lineage import predecessor
 from capture.record import Ids
 from capture.threads import Placement
-from train.chat import NotChat, chat_of
+from train.chat import NotChat, answer_of, chat_of
 
 if TYPE_CHECKING:
     from train.heard import Heard
@@ -104,7 +104,7 @@ def _told(call: Heard, placements: dict[int, Placement], journal: JournalReader 
     position = _followed(call, placements)
     choice = capture.completions[position] if capture is not None and position < len(capture.completions) else None
     messages, tools, reply, finish = _chat(line, position)
-    usage = line.response_body.get("usage")
+    usage = answer_of(line).get("usage")
     counted = usage.get("completion_tokens") if isinstance(usage, dict) else None
     single = capture is not None and len(capture.completions) == 1
     return Told(

@@ -10,7 +10,7 @@ from capture.journal import Call
 from capture.redact import redact_text, secrets_seen
 from capture.sequences import TRAINABLE_KINDS, Span, TokenSequence
 from train.branches import Followed, branch_lines, last_line, usable
-from train.chat import NotChat, chat_of, plain
+from train.chat import NotChat, answer_of, chat_of, plain
 from train.formats import Exchange, Format, Origin, Tokens
 from train.heard import Heard
 from train.reasons import Tally
@@ -82,7 +82,7 @@ def exchange_of(call: Call, origin: Origin, choice: int, tally: Tally) -> Exchan
             "{n} row(s) end in a reply that was cut for its length: the template closes it with a stop token that was "
             "never sampled, and the trainer learns it; trl-sft-ids has no such token"
         )
-    usage = call.response_body.get("usage")
+    usage = answer_of(call).get("usage")
     return Exchange(
         origin=origin,
         line=call.line,

@@ -88,19 +88,8 @@ class Reader:
         Two events, each with its `data: `, where one was kept back that had to go first.
         Never raises: what cannot be read is passed on as it is.
         """
-        self.began = True
-        text, cut = self._cut(data)
-        chunk = self._loads(text)
-        if not isinstance(chunk, dict):
-            self._unreadable = True
-            return data
-        if _is_error(chunk):
-            self.error = chunk
-            self._assembler.fail(chunk)
-            return data
-        self.sampled.take(chunk)
-        self._assembler.add(chunk)
-        if not self._mutes:
+        chunk, cut = self._taken(data)
+        if chunk is None or not self._mutes:
             return data
         if self._only_ours(chunk):
             if self._last is None or not isinstance(chunk.get("usage"), dict):
@@ -115,6 +104,29 @@ class Reader:
         before = self.rest() if self._last is not None else None
         # What should have been the last chunk was not: both go out, in the order they came in.
         return given if before is None else before + b"\n\ndata: " + given.replace(b"\n", b" ")
+
+    def chunk(self, data: bytes) -> dict[str, Any] | None:
+        """One event's JSON text in, for a dialect that translates it: the chunk as parsed, nothing taken out.
+
+        None for an error, which `error` then holds, and for what cannot be read. Never raises.
+        """
+        return self._taken(data)[0]
+
+    def _taken(self, data: bytes) -> tuple[dict[str, Any] | None, bool]:
+        """The chunk, its ids, logprobs and text recorded; and whether its prompt ids were cut out of it."""
+        self.began = True
+        text, cut = self._cut(data)
+        chunk = self._loads(text)
+        if not isinstance(chunk, dict):
+            self._unreadable = True
+            return None, cut
+        if _is_error(chunk):
+            self.error = chunk
+            self._assembler.fail(chunk)
+            return None, cut
+        self.sampled.take(chunk)
+        self._assembler.add(chunk)
+        return chunk, cut
 
     def rest(self) -> bytes | None:
         """The chunk that was kept back for the engine's count, which never came; for the end of a stream."""
