@@ -55,8 +55,12 @@ def sampling_defaults(answers: Mapping[str, Any]) -> dict[str, Any] | None:
     """What an engine samples with where a call sets nothing; None where it does not say.
 
     llama.cpp tells in `/props` (its defaults are not neutral: temperature 0.8, top_k 40, top_p 0.95, min_p 0.05). vLLM
-    0.32 and SGLang 0.5.23 take theirs from the model's generation_config.json and tell nobody.
+    0.32 and SGLang 0.5.23 take theirs from the model's generation_config.json and tell nobody; SGLang started with
+    `--sampling-defaults openai` says that in `/server_info`, and they are then its own, which are neutral.
     """
+    info = answers.get("/server_info")
+    if isinstance(info, dict) and info.get("sampling_defaults") == "openai":
+        return dict(_SGLANG_OWN)
     props = answers.get("/props")
     settings = props.get("default_generation_settings") if isinstance(props, dict) else None
     params = settings.get("params", settings) if isinstance(settings, dict) else None
@@ -65,6 +69,8 @@ def sampling_defaults(answers: Mapping[str, Any]) -> dict[str, Any] | None:
     return {name: params[name] for name in _SAMPLING if name in params}
 
 
+#: `ChatCompletionRequest._DEFAULT_SAMPLING_PARAMS` of SGLang 0.5.23.
+_SGLANG_OWN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 _SAMPLING = (
     "temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty",
     "dynatemp_range", "mirostat", "xtc_probability", "dry_multiplier", "samplers",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from capture.codes import CODES, why
-from capture.engines import NAMES, detect, engine
+from capture.engines import NAMES, detect, engine, sampling_defaults
 from capture.engines.base import CHAT, COMPLETIONS, Reader, Wants
 from capture.errors import CaptureError
 from capture.record import FIELDS, REASONS, TokenCapture
@@ -531,5 +531,15 @@ def test_engines_are_told_apart() -> None:
     assert detect({"/props": {"default_generation_settings": {}, "build_info": "b1"}}) == ("llamacpp", "b1")
     assert detect({"/v1/models": {"data": [{"id": "m", "owned_by": "sglang"}]}}) == ("sglang", None)
     assert detect({"/v1/models": {"data": [{"id": "m", "owned_by": "openai"}]}}) is None
+
+
+def test_sampling_defaults_are_known_where_the_engine_says_them() -> None:
+    """`/server_info` as SGLang 0.5.23 answers it, `/props` as llama.cpp does; a model's own file nobody tells."""
+    assert sampling_defaults({"/server_info": {"version": "0.5.23", "sampling_defaults": "model"}}) is None
+    told = sampling_defaults({"/server_info": {"version": "0.5.23", "sampling_defaults": "openai"}})
+    assert told == {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+    props = {"default_generation_settings": {"params": {"temperature": 0.8, "top_k": 40, "seed": 1}, "n_ctx": 4096}}
+    assert sampling_defaults({"/props": props}) == {"temperature": 0.8, "top_k": 40}
+    assert sampling_defaults({"/version": {"version": "0.32.0"}}) is None
     with pytest.raises(CaptureError, match="unknown engine"):
         engine("vlm")
