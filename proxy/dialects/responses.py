@@ -1,0 +1,48 @@
+"""OpenAI's Responses dialect, which Codex speaks: `POST /v1/responses`, streamed and not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from proxy.dialects.base import Dialect, Earlier, Reply, Translated
+from proxy.dialects.responses_errors import error_body
+from proxy.dialects.responses_events import ResponsesReply
+from proxy.dialects.responses_input import sampled_name
+from proxy.dialects.responses_request import Context, translate
+from proxy.dialects.responses_tools import chat_name
+
+
+class Responses(Dialect):
+    wire: ClassVar[str] = "openai-responses"
+    call_type: ClassVar[str] = "responses"
+    path: ClassVar[str] = "/v1/responses"
+
+    def translate(self, body: dict[str, Any], earlier: Earlier) -> Translated:
+        return translate(body, earlier)
+
+    def reply(self, translated: Translated) -> Reply:
+        return ResponsesReply(translated)
+
+    def error(self, status: int, message: str, engine_error: Any = None) -> tuple[int, bytes]:
+        return error_body(status, message, engine_error)
+
+    def keep(self, translated: Translated, chat: dict[str, Any], body: dict[str, Any]) -> Mapping[str, Any]:
+        """The conversation so far, for `previous_response_id`, unless `store` is false; and the arguments of custom
+        calls as they were sampled, for their text alone does not tell how they were written."""
+        context: Context = translated.context
+        kept: dict[str, Any] = {sampled_name(call_id): arguments for call_id, arguments in _custom(context, chat, body)}
+        if context.store:
+            kept[body["id"]] = [*context.items, *body["output"]]
+        return kept
+
+
+def _custom(context: Context, chat: dict[str, Any], body: dict[str, Any]) -> list[tuple[str, str]]:
+    calls = [item for item in body["output"] if item["type"] in ("function_call", "custom_tool_call")]
+    message = (chat.get("choices") or [{}])[0].get("message") or {}
+    sampled = [call.get("function") or {} for call in message.get("tool_calls") or ()]
+    return [
+        (item["call_id"], str(function.get("arguments")))
+        for item, function in zip(calls, sampled, strict=False)
+        if item["type"] == "custom_tool_call" and function.get("name") == chat_name(item["name"], item.get("namespace"))
+    ]
