@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from proxy.agent import Agent, reply_headers
 from proxy.dialects.base import Dialect
 from proxy.dialects.messages import Messages
+from proxy.dialects.responses import Responses
 from proxy.errors import ProxyError, Refusal, SessionError, SettingsError, UpstreamError
 from proxy.exchange import REDIRECTED
 from proxy.metrics import Metrics
@@ -27,7 +28,7 @@ from proxy.replicas import Replicas
 from proxy.sessions import Session, Sessions
 from proxy.settings import Settings, check_engine, check_key, check_top_logprobs
 
-DIALECTS: tuple[Dialect, ...] = (Messages(),)
+DIALECTS: tuple[Dialect, ...] = (Messages(), Responses())
 
 
 def agent_app(sessions: Sessions, settings: Settings, metrics: Metrics) -> ASGIApp:
@@ -116,6 +117,11 @@ async def no_route(request: Request, error: Exception) -> Response:
     path = request.scope["path"]
     served = ", ".join((CHAT, COMPLETIONS, *(one.path for one in DIALECTS)))
     message = f"{request.method} {path} is not served here; the model routes are POST {served}"
+    if path.startswith("/v1/responses"):
+        message = (
+            f"{request.method} {path} is not served here: no answer is kept to be fetched, and no background runs. "
+            "POST /v1/responses is, with the whole history or a previous_response_id of the same session"
+        )
     return JSONResponse(
         {"error": {"message": message, "type": "NotFoundError", "param": None, "code": 404}}, status_code=404
     )
