@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -88,6 +90,20 @@ def demo(console: Console, out: Path) -> None:
         loop_demo(console, engine, folder)
     console.print(f"\nDone in {time.monotonic() - began:.0f} s. Every call is one line of:", highlight=False)
     console.print(str(folder / "calls" / JOURNAL), soft_wrap=True, highlight=False)
+    if (page := token_page(folder)) is not None:
+        console.print("\nEvery token of it, to look at in a browser (no network needed):", highlight=False)
+        console.print(str(page), soft_wrap=True, highlight=False)
+
+
+def token_page(folder: Path) -> Path | None:
+    """What `bench view --html` makes of the folder; None where it made nothing, and the terminal says why."""
+    page = folder / "view.html"
+    command = [sys.executable, "-m", "train", "view", str(folder), "--html", str(page)]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        print(done.stderr, end="", file=sys.stderr)  # noqa: T201
+        return None
+    return page
 
 
 def calls_demo(console: Console, proxy: ProxyThread, engine: EmbeddedEngine, folder: Path) -> None:

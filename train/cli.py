@@ -10,6 +10,7 @@ import typer
 from capture.errors import CaptureError
 from train import audit_cli, convert_cli, coverage_cli, sft_cli, stream_cli, validate_cli
 from train.errors import TrainError
+from train.view import cli as view_cli
 
 app = typer.Typer(
     help="From logs to trainers: coverage, streams, groups with advantages, rows.",
@@ -23,12 +24,14 @@ for _commands in (stream_cli, coverage_cli, convert_cli, validate_cli, audit_cli
 
 
 def register(bench: typer.Typer) -> None:
-    """Adds `train` and its commands to `bench`."""
+    """Adds `train` and its commands, and `view`, to `bench`."""
     bench.add_typer(app, name="train")
+    view_cli.register(bench)
 
 
 def main() -> None:
     """`python -m train`. Exit codes: a command's own; 2 for what it could not use; 70 for a bug; 130 for Ctrl-C."""
+    view_cli.register(app)  # `bench view` stands beside `bench train`, and so it does here
     try:
         app(prog_name="python -m train")
     except (CaptureError, TrainError) as error:

@@ -13,6 +13,11 @@ from train.errors import BadInput
 
 def load_decoder(path: Path) -> Decoder:
     """The decoder of a model's folder. Raises `BadInput`."""
+    return decoder_of(load_tokenizer(path))
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a model's folder, or of the file itself. Raises `BadInput`."""
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
         raise BadInput(
@@ -20,10 +25,9 @@ def load_decoder(path: Path) -> Decoder:
             "save_pretrained makes"
         )
     try:
-        tokenizer = Tokenizer.from_file(str(file))
+        return Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers raises bare Exception
         raise BadInput(f"--tokenizer {path}: cannot be read ({error})") from error
-    return decoder_of(tokenizer)
 
 
 def decoder_of(tokenizer: Tokenizer) -> Decoder:

@@ -1,0 +1,223 @@
+"""A rollout as its calls: a row each, the tree they form, the breaks between them; and one call with its messages."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+from capture.breaks import Break
+from capture.journal import Call, JournalReader
+from capture.layout import RolloutDir
+from train.chat import Chat, NotChat, chat_of
+from train.coverage import sampling_told
+from train.errors import BadInput
+from train.heard import Heard
+from train.rollouts import read_result
+from train.view.reading import Reading
+from train.view.strips import shown_token
+
+#: Keys of a request that are shown elsewhere, or are the messages themselves.
+_NOT_PARAMETERS = frozenset({"messages", "input", "prompt", "system", "instructions", "tools", "model"})
+
+
+def rollout_view(reading: Reading) -> dict[str, Any]:
+    """Everything of a rollout but messages and tokens."""
+    rollout, tokens = reading.rollout, reading.tokens
+    notes = tokens.segment_notes
+    breaks = [break_view(reading, one) for one in tokens.breaks]
+    return {
+        "path": rollout.rollout_path,
+        "name": rollout.name,
+        "folder": str(rollout.path),
+        "task": rollout.task,
+        "agent": rollout.agent,
+        "model": rollout.model,
+        "reward": rollout.reward,
+        "outcome": rollout.outcome,
+        "finished": rollout.finished,
+        "error": rollout.error,
+        "verifier_error": rollout.verifier_error,
+        "started_at": rollout.started_at,
+        "finished_at": rollout.finished_at,
+        "timing": _timing(reading),
+        "grade": tokens.training_grade,
+        "status": tokens.status,
+        "reason": tokens.reason,
+        "problems": tokens.coverage["problems"],
+        "sampling_note": sampling_told(tokens),
+        "calls": [_call_row(reading, call) for call in tokens.calls],
+        "segments": [
+            {
+                "number": number,
+                "thread": one.thread,
+                "kind": one.kind,
+                "calls": list(one.calls),
+                "prompt": len(one.prompt_ids),
+                "tokens": len(one.prompt_ids) + len(one.completion_ids),
+                "sampled": one.sampled,
+                "trainable": note["trainable"],
+                "start": note["start"]["reason"] if note["start"] else None,
+                "policy_versions": list(one.policy_versions),
+                "digest": note["digest"],
+            }
+            for number, (one, note) in enumerate(zip(tokens.segments, notes, strict=True))
+        ],
+        "breaks": breaks,
+        "text": "tokenizer" if reading.vocabulary.whole else "engine",
+    }
+
+
+def _timing(reading: Reading) -> dict[str, Any]:
+    found = read_result(RolloutDir(reading.rollout.path).timing) if reading.rollout.finished else None
+    return {name: value for name, value in (found or {}).items() if isinstance(value, int | float)}
+
+
+def _call_row(reading: Reading, call: Heard) -> dict[str, Any]:
+    facts, placement = reading.facts[call.line], reading.tokens.placements.get(call.number)
+    capture = call.capture
+    unavailable = capture.unavailable if capture is not None else {}
+    broken = next((number for number, one in enumerate(reading.tokens.breaks) if one.call == call.number), None)
+    return {
+        "number": call.number,
+        "line": call.line,
+        "kind": call.kind,
+        "purpose": call.purpose,
+        "outcome": call.outcome,
+        "status": call.status,
+        "complete": call.complete,
+        "counts": call.counts,
+        "captured": capture is not None,
+        "unreadable": call.unreadable,
+        "why": [{"field": name, "code": why.code, "detail": why.detail} for name, why in unavailable.items()],
+        "prompt": len(capture.prompt_token_ids) if capture and capture.prompt_token_ids is not None else None,
+        "sampled": [
+            len(one.token_ids) if one.token_ids is not None else len(one.tokens or ()) or None
+            for one in (capture.completions if capture is not None else ())
+        ],
+        "parent": placement.parent if placement else None,
+        "choice": placement.choice if placement else None,
+        "ambiguous": list(placement.ambiguous) if placement else [],
+        "break": broken,
+        "follows": reading.tokens.dropped.get(call.number),
+        "retried": call.number in reading.tokens.forgiven,
+        "retry_of": call.retry_of,
+        "segments": [at for at, one in enumerate(reading.tokens.segments) if call.number in one.calls],
+        "policy_version": call.policy_version,
+        "not_plain": call.not_plain,
+        "began": facts.began,
+        "ended": facts.ended,
+        "duration_ms": facts.duration_ms,
+        "ttft_ms": facts.ttft_ms,
+        "finish": list(facts.finish),
+        "model": facts.model,
+        "dialect": facts.dialect,
+        "engine": facts.engine,
+        "engine_version": facts.engine_version,
+        "stream": facts.stream,
+        "upstream": facts.upstream,
+        "policy_version_end": facts.policy_version_end,
+        "error": facts.error,
+        "foreign": facts.foreign,
+    }
+
+
+def break_view(reading: Reading, one: Break) -> dict[str, Any]:
+    """A break with its two windows, aligned: rows of tokens that are the same, or that differ."""
+    segments = reading.tokens.segments
+    before = next((at for at, told in enumerate(segments) if one.before in told.calls), None)
+    after = next((at for at, told in enumerate(segments) if told.calls and told.calls[0] == one.call), None)
+    return {
+        **{name: value for name, value in one.to_json().items() if not name.endswith("_text")},
+        "kept": [_token(reading, token) for token in one.kept],
+        "columns": [
+            {"same": same, "held": [_token(reading, token) for token in held],
+             "sent": [_token(reading, token) for token in sent]}
+            for same, held, sent in aligned(one.expected, one.found)
+        ],
+        "segment_before": before,
+        "segment_after": after,
+        "exact_before": segments[before].sampled if before is not None else 0,
+        "exact_after": segments[after].sampled if after is not None else 0,
+    }  # fmt: skip
+
+
+def aligned(held: Sequence[int], sent: Sequence[int]) -> list[tuple[bool, list[int], list[int]]]:
+    """Both windows cut at the same places: (whether they are equal there, ids of the first, ids of the second)."""
+    found = difflib.SequenceMatcher(None, held, sent, autojunk=False).get_opcodes()
+    return [(tag == "equal", list(held[a:b]), list(sent[c:d])) for tag, a, b, c, d in found]
+
+
+def _token(reading: Reading, token: int) -> dict[str, Any]:
+    text = reading.vocabulary.text(token)
+    return {
+        "id": token,
+        "text": text.decode("utf-8", "replace") if isinstance(text, bytes) else text,
+        "shown": shown_token(token, text),
+        "special": reading.vocabulary.special(token, text),
+    }
+
+
+def call_view(reading: Reading, number: int) -> dict[str, Any]:
+    """A call's messages, tools and parameters. Messages that the call before it had are counted, not repeated.
+
+    Raises `BadInput`, `JournalError`.
+    """
+    heard = reading.call(number)
+    if heard is None or reading.rollout.journal is None:
+        raise BadInput(f"this rollout has no call {number}")
+    journal = JournalReader(reading.rollout.journal)
+    call = journal.at(heard.line, heard.offset)
+    chat, told = _chat(call)
+    before = _before(reading, heard)
+    same = 0
+    if before is not None and chat is not None:
+        earlier, _ = _chat(journal.at(before.line, before.offset))
+        same = _common(earlier.messages if earlier else [], chat.messages)
+    body = call.request_body
+    return {
+        "number": number,
+        "path": call.request.get("path"),
+        "headers": call.request.get("headers"),
+        "parameters": {name: value for name, value in body.items() if name not in _NOT_PARAMETERS},
+        "sampling": heard.sampling,
+        "messages": chat.messages[same:] if chat else [],
+        "same": {"call": before.number, "messages": same} if before is not None and same else None,
+        "replies": [{"message": one.message, "finish_reason": one.finish_reason} for one in chat.replies]
+        if chat
+        else [],
+        "tools": chat.tools if chat else [],
+        "raw": told,
+        "response_id": call.response_body.get("id"),
+        "usage": call.response_body.get("usage"),
+        "error": call.response_body if heard.status >= 400 or (not chat and not told) else None,
+        "dropped_fields": call.metadata.get("dropped_fields"),
+        "secrets_seen": call.metadata.get("secrets_seen"),
+        "request_id": call.metadata.get("request_id"),
+    }
+
+
+def _chat(call: Call) -> tuple[Chat | None, dict[str, Any] | None]:
+    """The call as chat; a text completion as its prompt and texts."""
+    try:
+        return chat_of(call), None
+    except NotChat:
+        choices = call.response_body.get("choices")
+        texts = [one.get("text") for one in choices if isinstance(one, dict)] if isinstance(choices, list) else []
+        prompt = call.request_body.get("prompt")
+        return None, {"prompt": prompt, "texts": texts} if prompt is not None or texts else None
+
+
+def _before(reading: Reading, call: Heard) -> Heard | None:
+    """The call whose messages this one most likely goes on from."""
+    placement = reading.tokens.placements.get(call.number)
+    if placement is not None and placement.parent is not None:
+        return reading.call(placement.parent)
+    broken = next((one for one in reading.tokens.breaks if one.call == call.number), None)
+    number = broken.before if broken is not None else reading.tokens.dropped.get(call.number)
+    return reading.call(number) if number is not None else None
+
+
+def _common(earlier: Sequence[Any], messages: Sequence[Any]) -> int:
+    pairs = zip(earlier, messages, strict=False)
+    return next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(earlier), len(messages)))

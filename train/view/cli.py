@@ -1,0 +1,80 @@
+"""`bench view`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from train.errors import BadInput
+from train.groups import parse_group_by
+from train.view.groups import SHOWN_BY, Grouping
+
+
+def register(bench: typer.Typer) -> None:
+    """Adds `view` to `bench`."""
+    bench.command(name="view")(view)
+
+
+def view(
+    path: Annotated[Path, typer.Argument(help="A job folder, a rollout, a proxy's output folder, or a journal.")],
+    html: Annotated[
+        Path | None, typer.Option(help="Write one file that holds it all and needs no network, and serve nothing.")
+    ] = None,
+    max_mb: Annotated[
+        int, typer.Option("--max-mb", help="How large that file may be; it says what it leaves out.")
+    ] = 40,
+    text: Annotated[bool, typer.Option("--text", help="Print it in the terminal, and serve nothing.")] = False,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="A folder with tokenizer.json: every id has a text then, prompts too."),
+    ] = None,
+    group_by: Annotated[
+        str, typer.Option("--group-by", help="What rollouts have in common that are shown together.")
+    ] = ",".join(SHOWN_BY),
+    group_size: Annotated[
+        int | None, typer.Option("--group-size", min=1, help="How many make a group. Default: all that have one key.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
+    host: Annotated[str, typer.Option(help="Where to listen; beyond this machine only with --allow-network.")] = (
+        "127.0.0.1"
+    ),
+    allow_network: Annotated[
+        bool, typer.Option("--allow-network", help="Listen beyond this machine: whoever reaches it reads everything.")
+    ] = False,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Open no browser.")] = False,
+) -> None:
+    """See the tokens: what was sampled, how sure the model was, what trains, where and why a sequence breaks.
+
+    Serves a page on this machine until Ctrl-C. Reads the logs and changes nothing.
+
+    Exit codes: 0 done; 2 what was given cannot be used: no such path, a port that is taken.
+    """
+    from train.view.api import View
+    from train.view.server import is_loopback, serve
+
+    def say(told: str) -> None:
+        typer.echo(told, err=True)
+
+    if html is not None and text:
+        raise BadInput("--html and --text: give one of them")
+    if not is_loopback(host) and not allow_network:
+        raise BadInput(
+            f"--host {host} is beyond this machine, and there is no password: whoever reaches it reads every prompt "
+            "and reply; add --allow-network if that is meant"
+        )
+    shown = View(path, tokenizer=tokenizer, grouping=Grouping(parse_group_by(group_by), group_size))
+    if text:
+        from train.view.terminal import print_story
+
+        print_story(shown, colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
+    elif html is not None:
+        from train.view.export import write_html
+
+        for line in write_html(shown, html, most=max_mb << 20):
+            say(line)
+    else:
+        serve(shown, host=host, port=port, open_browser=not no_open, say=say)

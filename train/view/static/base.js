@@ -1,0 +1,15 @@
+// What every module draws with. htm's templates make text nodes and properties, never markup from text.
+import { h, render, Fragment } from "./vendor/preact.mjs";
+import { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/hooks.mjs";
+import htm from "./vendor/htm.mjs";
+
+export const html = htm.bind(h);
+export const draw = render;
+export const Several = Fragment;
+export const hooks = { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState };
+
+// The address of a view: everything about it stands in the part after #, so that a link leads back to it.
+export function hrefOf(words) {
+  const told = Object.entries(words).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  return `#${new URLSearchParams(told)}`;
+}
