@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import re
 from collections.abc import Awaitable, Callable
@@ -168,6 +169,7 @@ class Admin:
 
     async def show_metrics(self, request: Request) -> Response:
         self.metrics.sessions.set(len(list(self.sessions)))
+        self.metrics.tasks.set(len(asyncio.all_tasks()))
         return Response(self.metrics.render(), media_type="text/plain; version=0.0.4")
 
     async def list(self, request: Request) -> Response:

@@ -23,6 +23,7 @@ class Metrics:
             "capture_journal_failures", "Lines that could not be written.", registry=registry
         )
         self.sessions = Gauge("capture_sessions", "Sessions that are open.", registry=registry)
+        self.tasks = Gauge("capture_tasks", "Tasks of the event loop.", registry=registry)
         self.ttft = Histogram(
             "capture_ttft_seconds", "From the request to the first byte of the engine's reply.", registry=registry,
             buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),

@@ -1,0 +1,130 @@
+"""The agents' side: a session's calls, one after the other over a kept connection, and what was heard of each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import struct
+from contextlib import suppress
+from dataclasses import dataclass
+
+from benchmarks.endurance.calls import DIALECTS, Call, sampled_ids, stream_text, word
+from benchmarks.endurance.engine import HUGE
+
+#: Seconds that a client waits for anything at all.
+PATIENCE = 90.0
+
+
+@dataclass(slots=True)
+class Heard:
+    """What the client of a call saw of it; `client` is one of `Seen.client`. `wrong` says what should not have been."""
+
+    call: Call
+    client: str = "nothing"
+    status: int = 0
+    wrong: str | None = None
+
+
+class Agent:
+    """One client with a key; it keeps its connection as an agent's library does."""
+
+    def __init__(self, port: int, key: str, prefix: str = "") -> None:
+        self.port = port
+        self.key = key
+        self.prefix = prefix
+        self._pair: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def make(self, call: Call) -> Heard:
+        heard = Heard(call)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await self._exchange(call, heard)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            heard.client = "cut"
+            self.hang_up()
+        except TimeoutError:
+            heard.wrong = f"nothing came for {PATIENCE:g} s"
+            self.hang_up()
+        return heard
+
+    def hang_up(self, *, reset: bool = False) -> None:
+        if self._pair is None:
+            return
+        writer = self._pair[1]
+        if reset and (sock := writer.get_extra_info("socket")) is not None:
+            with suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort() if reset else writer.close()
+        self._pair = None
+
+    async def _exchange(self, call: Call, heard: Heard) -> None:
+        dialect = DIALECTS[call.dialect]
+        body = json.dumps(dialect.ask(call)).encode()
+        head = f"POST {self.prefix}{dialect.path} HTTP/1.1\r\nhost: proxy\r\ncontent-type: application/json\r\n"
+        head += f"{dialect.key_header} {self.key}\r\ncontent-length: {len(body)}\r\n\r\n"
+        if self._pair is None:
+            self._pair = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 20)
+        reader, writer = self._pair
+        if call.kind == "unsent":
+            writer.write(head.encode() + body[: len(body) // 2])
+            await writer.drain()
+            await asyncio.sleep(0.02)
+            heard.client = "unsent"
+            self.hang_up()
+            return
+        writer.write(head.encode() + body)
+        if call.kind == "leaves" and not call.streams:
+            await asyncio.sleep(0.5)
+            heard.client = "left"
+            self.hang_up(reset=_tails(call))
+            return
+        lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")
+        heard.status = int(lines[0].split(" ")[1])
+        headers = dict(line.split(": ", 1) for line in lines[1:] if line)
+        if "transfer-encoding" in headers:
+            await self._stream(call, heard, reader)
+        else:
+            data = await reader.readexactly(int(headers["content-length"]))
+            self._whole(call, heard, data)
+        if headers.get("connection") == "close":
+            self.hang_up()
+
+    async def _stream(self, call: Call, heard: Heard, reader: asyncio.StreamReader) -> None:
+        data = bytearray()
+        leave_at = call.kind == "leaves" and word(sampled_ids(call.name, call.tokens)[max(1, call.tokens // 2) - 1])
+        while size := int(await reader.readuntil(b"\r\n"), 16):
+            data += (await reader.readexactly(size + 2))[:-2]
+            if leave_at and f'"{leave_at}"'.encode() in data:
+                heard.client = "left"
+                self.hang_up(reset=_tails(call))
+                return
+        await reader.readexactly(2)
+        dialect = DIALECTS[call.dialect]
+        text, failed = stream_text(dialect, bytes(data))
+        heard.client = "failed" if failed else "answered"
+        if not failed and dialect.end not in data:
+            heard.wrong = "the stream ended well without its end"
+        if not failed and text != _expected(call):
+            heard.wrong = f"the text is another: {text[:80]!r}"
+
+    def _whole(self, call: Call, heard: Heard, data: bytes) -> None:
+        body = json.loads(data)
+        heard.client = "answered" if heard.status == 200 else "status"
+        if heard.status == 200 and DIALECTS[call.dialect].whole_text(body) != _expected(call):
+            heard.wrong = f"the text is another: {data[:200]!r}"
+        elif heard.status != 200 and not body["error"]["message"]:
+            heard.wrong = "an error without a sentence"
+
+
+def _expected(call: Call) -> str:
+    words = [word(one) for one in sampled_ids(call.name, call.tokens)]
+    if call.kind == "huge":
+        words[call.tokens // 2] = "x" * HUGE
+    return "".join(words)
+
+
+def _tails(call: Call) -> bool:
+    """Half of those who leave reset their connection, half close it."""
+    return random.Random(call.name).random() < 0.5

@@ -1,0 +1,152 @@
+"""Three books of the same calls, the clients', the engine's and the journals': every call must stand in each alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.endurance.calls import DIALECTS, KINDS, Call, logprob, named, prompt_ids, sampled_ids
+from benchmarks.endurance.client import Heard
+from benchmarks.endurance.engine import Served
+from capture.call import Call as Line
+from capture.journal import JournalReader
+
+
+@dataclass
+class Books:
+    """What was found; `disagreements` are sentences, empty where every book says the same."""
+
+    calls: int = 0
+    lines: int = 0
+    attempts: int = 0
+    complete: int = 0
+    ids: int = 0
+    by_kind: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    disagreements: list[str] = field(default_factory=list)
+
+
+def reconcile(heard: Iterable[Heard], served: dict[str, Served], journals: Iterable[tuple[str, Path]]) -> Books:
+    """Holds each client's call to the engine's book and to its own session's journal, and both to what must be.
+
+    `journals` are `(session, path)`; a call is `SESSION.NUMBER` and must stand in that session's journal alone.
+    """
+    books = Books()
+    lines = _lines(journals, books)
+    left = dict(served)
+    for one in heard:
+        books.calls += 1
+        books.by_kind[one.call.kind] += 1
+        _client(one, books)
+        _engine(one.call, left.pop(one.call.name, None), books)
+        _journal(one.call, lines.pop(one.call.name, []), served.get(one.call.name), books)
+    for name in left:
+        books.disagreements.append(f"{name}: the engine served a call that no client made")
+    for name in lines:
+        books.disagreements.append(f"{name}: a journal holds a call that no client made")
+    return books
+
+
+def _lines(journals: Iterable[tuple[str, Path]], books: Books) -> dict[str, list[Line]]:
+    lines: dict[str, list[Line]] = {}
+    for session, path in journals:
+        reader = JournalReader(path)
+        numbers = []
+        for line in reader:
+            books.lines += 1
+            books.outcomes[line.outcome] += 1
+            numbers.append(line.number)
+            found = named(line.raw)
+            if found is None:
+                books.disagreements.append(f"{path}, line {line.line + 1}: a call that nobody named")
+                continue
+            if not found[0].startswith(f"{session}."):
+                books.disagreements.append(f"{found[0]}: stands in the journal of session {session}")
+            lines.setdefault(found[0], []).append(line)
+        if len(set(numbers)) != len(numbers):
+            books.disagreements.append(f"{path}: two calls have one number")
+        books.disagreements += [f"{path}: {problem.what}" for problem in reader.problems]
+    return lines
+
+
+def _client(one: Heard, books: Books) -> None:
+    call, must = one.call, one.call.seen
+    dialect = DIALECTS[call.dialect]
+    client = dialect.cut if must.client == "cut" else must.client
+    status = dialect.statuses.get(must.status, must.status)
+    if one.wrong is not None:
+        books.disagreements.append(f"{_what(call)}: {one.wrong}")
+    elif one.client != client:
+        books.disagreements.append(f"{_what(call)}: the client saw {one.client} ({one.status}), not {client}")
+    elif one.status != status:
+        books.disagreements.append(f"{_what(call)}: the client saw status {one.status}, not {status}")
+
+
+def _engine(call: Call, served: Served | None, books: Books) -> None:
+    if call.kind == "unsent":
+        if served is not None:
+            books.disagreements.append(f"{_what(call)}: the engine got a request that was never sent whole")
+        return
+    if served is None:
+        books.disagreements.append(f"{_what(call)}: the engine never saw it")
+        return
+    books.attempts += served.attempts
+    # A kept connection that is reset before it brings a byte may have been closed before: the call goes once more.
+    most = 2 if call.kind == "refused" and served.reused else 1
+    if not 1 <= served.attempts <= most:
+        books.disagreements.append(f"{_what(call)}: the engine got it {served.attempts} times")
+    if call.seen.client == "answered" and not (served.whole and served.sent == call.tokens):
+        books.disagreements.append(f"{_what(call)}: the engine sent {served.sent} of {call.tokens} tokens")
+    if call.kind in ("leaves", "stall", "mute") and not served.told_to_stop:
+        books.disagreements.append(f"{_what(call)}: the engine was not told to stop")
+
+
+def _journal(call: Call, lines: list[Line], served: Served | None, books: Books) -> None:
+    must = call.seen
+    if must.outcome is None:
+        if lines:
+            books.disagreements.append(f"{_what(call)}: a line of a call that was never made")
+        return
+    if len(lines) != 1:
+        books.disagreements.append(f"{_what(call)}: {len(lines)} lines instead of one")
+        return
+    (line,) = lines
+    if line.outcome != must.outcome or line.status_code != must.status:
+        books.disagreements.append(
+            f"{_what(call)}: recorded as {line.outcome} ({line.status_code}), not {must.outcome} ({must.status})"
+        )
+        return
+    if line.metadata.get("dialect") != call.dialect:
+        books.disagreements.append(f"{_what(call)}: recorded as of dialect {line.metadata.get('dialect')}")
+    capture = line.capture
+    if capture is None:
+        books.disagreements.append(f"{_what(call)}: recorded without a capture")
+        return
+    books.complete += capture.complete
+    if capture.complete != (must.ids == "all"):
+        books.disagreements.append(f"{_what(call)}: complete is {capture.complete}; {capture.unavailable}")
+    held = [choice for choice in capture.completions if choice.token_ids]
+    ids = held[0].token_ids.tolist() if held and held[0].token_ids is not None else []
+    books.ids += len(ids)
+    most = {"all": call.tokens, "sampled": served.sent if served else 0, "some": call.tokens, "none": 0}[must.ids]
+    if len(ids) != most and not (must.ids == "some" and len(ids) <= most):
+        books.disagreements.append(f"{_what(call)}: {len(ids)} ids recorded, {most} sampled")
+    elif ids != sampled_ids(call.name, call.tokens)[: len(ids)]:
+        books.disagreements.append(f"{_what(call)}: ids of another call")
+    elif held and list(held[0].logprobs or ()) != [logprob(one) for one in ids]:
+        books.disagreements.append(f"{_what(call)}: logprobs of other tokens")
+    prompt = capture.prompt_token_ids
+    if (must.ids == "all" or ids) and (prompt is None or prompt.tolist() != prompt_ids(call.name)):
+        books.disagreements.append(f"{_what(call)}: the prompt's ids are not those that were sent")
+
+
+def _what(call: Call) -> str:
+    return f"{call.name} ({call.dialect}, {call.kind}, {'streamed' if call.streams else 'whole'})"
+
+
+def table(books: Books) -> str:
+    """How often each thing happened, a line each."""
+    rows = [f"  {name:<11}{books.by_kind[name]:>9,}" for name in KINDS if books.by_kind[name]]
+    return "\n".join(rows)

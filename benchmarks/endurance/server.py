@@ -1,0 +1,125 @@
+"""The proxy under test, a process of its own: started, asked by its admin routes, weighed from outside, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Self
+
+ROOT = Path(__file__).parents[2]
+ADMIN_KEY = "endurance-admin-key"
+UPSTREAM_KEY = "sk-endurance-engine-key"
+
+
+class ProxyProcess:
+    """`python -m proxy` in front of `upstream`; everything it says goes to the file `log`."""
+
+    def __init__(
+        self, upstream: str, out: Path, *options: str, env: dict[str, str] | None = None, port: int = 0
+    ) -> None:
+        self.out = out
+        self.log = out.with_name(out.name + ".log")
+        command = [
+            sys.executable, "-m", "proxy", "--upstream", upstream, "--upstream-key", UPSTREAM_KEY, "--out", str(out),
+            "--port", str(port), "--no-probe", "--admin-port", "0", "--admin-key", ADMIN_KEY, *options,
+        ]  # fmt: skip
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            self._began = log.tell()
+            self.process = subprocess.Popen(command, stderr=log, cwd=ROOT, env={**os.environ, **(env or {})})
+        self.port = 0
+        self.admin_port = 0
+
+    async def __aenter__(self) -> Self:
+        async with asyncio.timeout(60):
+            while not self.admin_port:
+                if self.process.poll() is not None:
+                    raise RuntimeError(f"the proxy did not start: {self.said()}")
+                for name, port in re.findall(r"(agents|admin): http://127\.0\.0\.1:(\d+)", self.said()):
+                    if name == "agents":
+                        self.port = int(port)
+                    else:
+                        self.admin_port = int(port)
+                await asyncio.sleep(0.02)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            await self.stop()
+
+    def said(self) -> str:
+        """What this process wrote to stderr."""
+        with self.log.open("rb") as log:
+            log.seek(self._began)
+            return log.read().decode("utf-8", "replace")
+
+    def kill(self) -> None:
+        """`kill -9`."""
+        self.process.kill()
+        self.process.wait()
+
+    async def stop(self, seconds: float = 60) -> int:
+        """SIGTERM; the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return await asyncio.to_thread(self.process.wait, seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+
+    # admin
+
+    async def admin(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
+        data = b"" if body is None else json.dumps(body).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.admin_port)
+        head = f"{method} {path} HTTP/1.1\r\nhost: proxy\r\nauthorization: Bearer {ADMIN_KEY}\r\nconnection: close\r\n"
+        writer.write(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
+        try:
+            got = await reader.read()
+        finally:
+            writer.close()
+        top, _, rest = got.partition(b"\r\n\r\n")
+        return int(top.split(b" ")[1]), rest
+
+    async def open(self, name: str, journal: Path) -> tuple[str, str]:
+        """A new session's id and key."""
+        status, said = await self.admin("POST", "/sessions", {"name": name, "journal": str(journal)})
+        if status != 201:
+            raise RuntimeError(f"no session {name}: HTTP {status} {said!r}")
+        told = json.loads(said)
+        return told["session"], told["api_key"]
+
+    async def close(self, session: str) -> dict[str, Any]:
+        """The last state of a session that is closed now."""
+        status, said = await self.admin("DELETE", f"/sessions/{session}")
+        if status != 200:
+            raise RuntimeError(f"session {session} is not closed: HTTP {status} {said!r}")
+        state: dict[str, Any] = json.loads(said)
+        return state
+
+    async def metrics(self) -> dict[str, float]:
+        """Every figure of `GET /metrics`, under its name with its labels."""
+        _, said = await self.admin("GET", "/metrics")
+        rows = [line.rsplit(" ", 1) for line in said.decode().splitlines() if line and not line.startswith("#")]
+        return {name: float(value) for name, value in rows}
+
+    # weighed from outside
+
+    def memory(self) -> int:
+        """Resident bytes that belong to this process alone."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.findall(r"RssAnon:\s+(\d+) kB", status)[0]) << 10
+
+    def descriptors(self) -> int:
+        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
+
+    def seconds(self) -> float:
+        """CPU time, in seconds."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
