@@ -18,6 +18,9 @@ _NOT_UPSTREAM = frozenset(
     b"host connection keep-alive proxy-connection transfer-encoding te trailer upgrade content-length content-encoding "
     b"content-type accept-encoding expect authorization x-api-key x-goog-api-key proxy-authorization cookie "
     b"x-forwarded-for x-forwarded-host x-forwarded-proto forwarded".split()
+    # Gateways in front of an engine may take these for the way to another route, with the engine's key on it.
+    + b"x-forwarded-prefix x-forwarded-uri x-forwarded-method x-forwarded-server x-forwarded-port x-real-ip "
+    b"x-original-url x-rewrite-url x-http-method-override x-http-method x-method-override".split()
 )
 _NOT_TO_AGENT = frozenset(
     b"connection keep-alive proxy-connection transfer-encoding te trailer upgrade content-length content-encoding "
@@ -25,6 +28,8 @@ _NOT_TO_AGENT = frozenset(
 )
 
 
+#: Seconds that a request's body may take to come, at any size: a quarter of a gigabyte at a megabyte a second.
+BODY_SECONDS = 300.0
 #: Seconds that an agent may go on sending a body that was refused.
 LINGER = 10.0
 
@@ -51,7 +56,14 @@ class Agent:
         return None
 
     async def body(self, limit: int) -> bytes:
-        """The request's body, decompressed. Raises `Refusal` (413, 400) and `AgentLeft`."""
+        """The request's body, decompressed. Raises `Refusal` (408, 413, 400) and `AgentLeft`."""
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                return await self._body(limit)
+        except TimeoutError:
+            raise Refusal(408, f"the request's body did not come whole within {BODY_SECONDS:g} s") from None
+
+    async def _body(self, limit: int) -> bytes:
         told = self.header(b"content-length")
         if told is not None and told.isdigit() and int(told) > limit:
             raise _too_large(limit)
@@ -79,7 +91,11 @@ class Agent:
 
     def upstream_headers(self) -> Headers:
         """What of the agent's headers goes on to the engine: all but keys, cookies and those of one connection."""
-        return [(name, value) for name, value in self.headers if name not in _NOT_UPSTREAM]
+        dropped = _NOT_UPSTREAM
+        for name, value in self.headers:
+            if name == b"connection" and b"," in value:  # it names further headers of this connection only
+                dropped = dropped.union(one.strip() for one in value.lower().split(b","))
+        return [(name, value) for name, value in self.headers if name not in dropped]
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:

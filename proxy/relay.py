@@ -75,7 +75,7 @@ async def refuse(agent: Agent, session: Session | None, refusal: Refusal, dialec
         body = error_body(engine.name if engine else None, refusal)
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    if status == 413:
+    if refusal.status in (408, 413):
         await agent.answer_unread(status, headers, body)
     else:
         await agent.answer(status, headers, body)

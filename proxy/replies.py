@@ -35,11 +35,11 @@ def loads(data: bytes) -> Any:
 
 def refusal_text(data: bytes) -> str:
     """The sentence in an engine's error body, shortened."""
-    return error_text(loads(data)) or " ".join(data[:200].decode("utf-8", "replace").split())[:300]
+    return error_text(loads(data)) or one_line(data[:200].decode("utf-8", "replace"))
 
 
 def error_text(body: Any) -> str | None:
     """The sentence in a parsed error: nested under `error` (vLLM, llama.cpp), flat (SGLang), or a word (vLLM's 401)."""
     error = body.get("error", body) if isinstance(body, dict) else body
     text = error.get("message") if isinstance(error, dict) else error
-    return " ".join(text.split())[:300] if isinstance(text, str) and text.strip() else None
+    return "".join(sign for sign in " ".join(text.split()) if sign.isprintable())[:300] if isinstance(text, str) and text.strip() else None

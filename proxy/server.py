@@ -16,12 +16,12 @@ from typing import Any, Self, TypeVar
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from proxy.app import Admin, Door, agent_app
 from proxy.errors import ProxyError, SettingsError
 from proxy.metrics import Metrics
 from proxy.probe import probe_all
+from proxy.protocol import BoundedProtocol
 from proxy.sessions import Sessions
 from proxy.settings import Settings
 
@@ -124,39 +124,10 @@ class _Server(uvicorn.Server):
         yield
 
 
-#: Bytes of a request's line and headers. The parser itself would take any number of them.
-LARGEST_HEAD = 256 * 1024
-
-
-class _Protocol(HttpToolsProtocol):
-    """Uvicorn's, with a bound on the head of a request: an agent must not fill the proxy's memory with headers."""
-
-    _head = 0
-    _in_head = True
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._head, self._in_head = 0, True
-
-    def on_headers_complete(self) -> None:
-        self._in_head = False
-        super().on_headers_complete()
-
-    def data_received(self, data: bytes) -> None:
-        if self._in_head:
-            self._head += len(data)
-            if self._head > LARGEST_HEAD + len(data):  # what is in one piece with the body is let through
-                self.transport.write(b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n")
-                self.transport.write(b"content-length: 0\r\n\r\n")
-                self.transport.close()
-                return
-        super().data_received(data)
-
-
 def _config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=_Protocol,
+        http=BoundedProtocol,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from capture.errors import JournalError
 from capture.journal import JournalWriter
@@ -26,6 +27,7 @@ from capture.record import TokenCapture
 from proxy.errors import Refusal, SessionError
 from proxy.kept import Kept
 from proxy.replicas import Replica, Replicas
+from proxy.settings import is_loopback
 
 log = logging.getLogger("proxy")
 
@@ -268,6 +270,10 @@ class Sessions:
                     raise Refusal(401, "the key does not belong to the session named in the path")
                 return session
         if self.open_mode:
+            if _from_a_page(headers):
+                raise Refusal(
+                    403, "a web page of another site may not use this proxy; to allow it, start it with --key"
+                )
             if path_name is None and self.default is not None:
                 return self.default
             if path_name is not None:
@@ -299,6 +305,18 @@ class Sessions:
 
 def _number(value: object) -> int:
     return value if isinstance(value, int) else 0
+
+
+def _from_a_page(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Whether a browser sends this for a page that is not of this machine: any site could, also by a name of its own
+    that leads here, and an open proxy asks for no key. Editors' own windows have other schemes."""
+    origin = next((value.decode("latin-1") for name, value in headers if name == b"origin"), None)
+    if origin is None or not origin.startswith(("http:", "https:", "null")):
+        return False
+    try:
+        return not is_loopback(urlsplit(origin).hostname or "")
+    except ValueError:
+        return True
 
 
 def _digest(key: str) -> bytes:

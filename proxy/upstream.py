@@ -86,11 +86,14 @@ class HttpClient:
 
         Raises `UpstreamUnreachable` (nothing was sent), `UpstreamTimeout` or `UpstreamBroke`. A request that was sent
         is sent again only where a kept connection turned out to be closed, at once and before it brought a byte: then
-        the engine has not read it.
+        the engine has not read it. It goes once more, over a connection of its own: a request that an engine dies of
+        must not be tried on every connection there is.
         """
         wire = _request(method, self.prefix + path, self._netloc, headers, body)
+        reuse = True
         while True:
-            connection, reused = await self._connection()
+            connection, reused = await self._connection(reuse)
+            reuse = False
             sent = asyncio.get_running_loop().time()
             try:
                 await connection.exchange(wire, self.timeouts)
@@ -104,9 +107,9 @@ class HttpClient:
                 connection.close()
                 raise
 
-    async def _connection(self) -> tuple[_Connection, bool]:
+    async def _connection(self, reuse: bool) -> tuple[_Connection, bool]:
         loop = asyncio.get_running_loop()
-        while self._idle:
+        while reuse and self._idle:
             connection = self._idle.pop()  # the warmest first, so that the others can expire
             if connection.usable and loop.time() - connection.idle_since < IDLE_EXPIRY:
                 return connection, True
@@ -213,7 +216,7 @@ class _Connection(asyncio.Protocol):
         self._surplus = self._complete  # a second answer right behind the first
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._complete:
+        if not self._head:  # a trailer is no header, nor is what comes behind the answer
             self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:

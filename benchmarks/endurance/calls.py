@@ -135,6 +135,11 @@ def _completions(call: Call) -> dict[str, Any]:
     return {"model": "my-policy", "prompt": call.text, "stream": call.streams, "max_tokens": call.tokens}
 
 
+def _messages(call: Call) -> dict[str, Any]:
+    messages = [{"role": "user", "content": call.text}]
+    return {"model": "my-policy", "messages": messages, "stream": call.streams, "max_tokens": call.tokens}
+
+
 DIALECTS: dict[str, Dialect] = {
     "openai-chat": Dialect(
         path="/v1/chat/completions",
@@ -144,6 +149,16 @@ DIALECTS: dict[str, Dialect] = {
         event_text=lambda chunk: "".join(one["delta"].get("content") or "" for one in chunk.get("choices", ())),
         end=b"data: [DONE]\n\n",
         statuses={},
+    ),
+    "anthropic-messages": Dialect(
+        path="/v1/messages",
+        key_header="x-api-key:",
+        ask=_messages,
+        whole_text=lambda body: "".join(block["text"] for block in body["content"]),
+        event_text=lambda event: event["delta"].get("text", "") if event["type"] == "content_block_delta" else "",
+        end=b"event: message_stop\n",
+        statuses={},
+        cut="failed",
     ),
     "openai-completions": Dialect(
         path="/v1/completions",
