@@ -42,4 +42,9 @@ def error_text(body: Any) -> str | None:
     """The sentence in a parsed error: nested under `error` (vLLM, llama.cpp), flat (SGLang), or a word (vLLM's 401)."""
     error = body.get("error", body) if isinstance(body, dict) else body
     text = error.get("message") if isinstance(error, dict) else error
-    return "".join(sign for sign in " ".join(text.split()) if sign.isprintable())[:300] if isinstance(text, str) and text.strip() else None
+    return (one_line(text) or None) if isinstance(text, str) else None
+
+
+def one_line(text: str) -> str:
+    """A sentence of somebody else's for a log or a terminal: one line of it, and no sign that would steer either."""
+    return "".join(sign for sign in " ".join(text.split()) if sign.isprintable())[:300]

@@ -157,7 +157,7 @@ DIALECTS: dict[str, Dialect] = {
         whole_text=lambda body: "".join(block["text"] for block in body["content"]),
         event_text=lambda event: event["delta"].get("text", "") if event["type"] == "content_block_delta" else "",
         end=b"event: message_stop\n",
-        statuses={},
+        statuses={503: 529},
         cut="failed",
     ),
     "openai-completions": Dialect(

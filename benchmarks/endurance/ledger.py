@@ -105,6 +105,7 @@ def _engine(call: Call, served: Served | None, books: Books) -> None:
 
 def _journal(call: Call, lines: list[Line], served: Served | None, books: Books) -> None:
     must = call.seen
+    status = DIALECTS[call.dialect].statuses.get(must.status, must.status)
     if must.outcome is None:
         if lines:
             books.disagreements.append(f"{_what(call)}: a line of a call that was never made")
@@ -113,9 +114,9 @@ def _journal(call: Call, lines: list[Line], served: Served | None, books: Books)
         books.disagreements.append(f"{_what(call)}: {len(lines)} lines instead of one")
         return
     (line,) = lines
-    if line.outcome != must.outcome or line.status_code != must.status:
+    if line.outcome != must.outcome or line.status_code != status:
         books.disagreements.append(
-            f"{_what(call)}: recorded as {line.outcome} ({line.status_code}), not {must.outcome} ({must.status})"
+            f"{_what(call)}: recorded as {line.outcome} ({line.status_code}), not {must.outcome} ({status})"
         )
         return
     if line.metadata.get("dialect") != call.dialect:
