@@ -8,6 +8,9 @@ that nobody listens any more. Why not a general client: it is most of what a cap
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import struct
+import termios
 import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
@@ -85,9 +88,9 @@ class HttpClient:
         """Sends one request and waits for the head of the answer.
 
         Raises `UpstreamUnreachable` (nothing was sent), `UpstreamTimeout` or `UpstreamBroke`. A request that was sent
-        is sent again only where a kept connection turned out to be closed, at once and before it brought a byte: then
-        the engine has not read it. It goes once more, over a connection of its own: a request that an engine dies of
-        must not be tried on every connection there is.
+        is sent again only where a kept connection turned out to be closed, at once, before it brought a byte, and with
+        the request unread: an engine that reads a call and dies is not called again. It goes once more, over a
+        connection of its own: a request that an engine dies of must not be tried on every connection there is.
         """
         wire = _request(method, self.prefix + path, self._netloc, headers, body)
         reuse = True
@@ -101,7 +104,7 @@ class HttpClient:
             except UpstreamBroke:
                 connection.close()
                 waited = asyncio.get_running_loop().time() - sent
-                if not (reused and connection.untouched and waited < CLOSED_AT_ONCE):
+                if not (reused and connection.unread and waited < CLOSED_AT_ONCE):
                     raise
             except BaseException:
                 connection.close()
@@ -161,9 +164,11 @@ class _Connection(asyncio.Protocol):
         self.status = 0
         self.headers: Headers = []
         self.untouched = True
+        self.unread = False
         self._head = False
         self._ends_with_connection = False
         self._complete = False
+        self._kept = False
         self._surplus = False
         self._pending: list[bytes] = []
         self._waiting_bytes = 0
@@ -198,11 +203,16 @@ class _Connection(asyncio.Protocol):
         self._wake()
 
     def eof_received(self) -> bool:
+        # The end of a connection that was closed before our request came acknowledges nothing of it; the end of one
+        # whose other side took the request and died acknowledges all of it.
+        if self._busy and self.untouched and self._transport:
+            self.unread = _unacknowledged(self._transport) > 0
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._pool.forget(self)
         self._transport = None
+        self.unread |= self.untouched and isinstance(exc, ConnectionError)  # reset: closed with the request unread
         if self._busy and not self._complete:
             if self._head and self._ends_with_connection and exc is None:
                 self._complete = True
@@ -248,6 +258,7 @@ class _Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._head:
             self._complete = True
+            self._kept = self._parser.should_keep_alive()  # asked later, llhttp has forgotten the answer's head
 
     # the pool's side
 
@@ -327,7 +338,7 @@ class _Connection(asyncio.Protocol):
         if self._timer:
             self._timer.cancel()
             self._timer = None
-        if self._complete and self.usable and not self._pending and self._parser.should_keep_alive():
+        if self._kept and self.usable and not self._pending:
             self.idle_since = self._loop.time()
             self._pool.release(self)
         else:
@@ -351,6 +362,14 @@ class _Connection(asyncio.Protocol):
     def _wake(self) -> None:
         if self._waiter and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _unacknowledged(transport: asyncio.Transport) -> int:
+    """Bytes written to a connection of which its other side has not said that they arrived."""
+    try:
+        return int(struct.unpack("i", fcntl.ioctl(transport.get_extra_info("socket"), termios.TIOCOUTQ, b"\0" * 4))[0])
+    except (OSError, ValueError):
+        return 0
 
 
 async def read_all(response: Response) -> bytes:

@@ -35,11 +35,15 @@ Answer = Callable[[Seen], AsyncIterator[bytes]]
 
 
 class FakeEngine:
-    """Serves on a free loopback port while its block lasts. `answers` are used up one a call; the last one stays."""
+    """Serves on a free loopback port while its block lasts. `answers` are used up one a call; the last one stays.
 
-    def __init__(self, *answers: Answer, engine: str = "vllm") -> None:
+    A connection on which nothing comes for `keep` seconds is closed, as Uvicorn does after 5.
+    """
+
+    def __init__(self, *answers: Answer, engine: str = "vllm", keep: float | None = None) -> None:
         self.answers = list(answers)
         self.engine = engine
+        self.keep = keep
         self.seen: list[Seen] = []
         self.connections = 0
         self.tasks: set[asyncio.Task[None]] = set()
@@ -71,7 +75,7 @@ class FakeEngine:
         self.connections += 1
         try:
             while True:
-                head = await reader.readuntil(b"\r\n\r\n")
+                head = await self._head(reader)
                 first, *lines = head.decode("latin-1").split("\r\n")
                 method, path, _ = first.split(" ")
                 headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines if line)}
@@ -90,10 +94,18 @@ class FakeEngine:
                 finally:
                     watch.cancel()
                     await asyncio.gather(watch, return_exceptions=True)
-        except (asyncio.IncompleteReadError, ConnectionError, Cut):
+        except (asyncio.IncompleteReadError, ConnectionError, TimeoutError, Cut):
             pass
         finally:
             writer.close()
+
+    async def _head(self, reader: asyncio.StreamReader) -> bytes:
+        try:
+            return await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), self.keep)
+        except TimeoutError:
+            if not reader._buffer:  # what came in the same moment is answered, as Uvicorn does
+                raise
+            return await reader.readuntil(b"\r\n\r\n")
 
     async def _watch(self, reader: asyncio.StreamReader, seen: Seen) -> None:
         while not reader.at_eof():

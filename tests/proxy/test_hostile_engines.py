@@ -374,19 +374,41 @@ async def test_a_failure_after_comments_is_one_error_event(started: Started, end
 # connections
 
 
+@pytest.mark.parametrize("answer", [PLAIN, STREAM])
+async def test_one_connection_serves_one_call_after_another(started: Started, answer: str) -> None:
+    body = STREAMED if answer == STREAM else CHAT
+    async with FakeEngine(replays(answer)) as engine, started(engine.url, engine="other") as bench:
+        for _ in range(5):
+            assert (await bench.client.post("/chat/completions", json=body)).status_code == 200
+        assert len(engine.calls) == 5 and engine.connections == 1
+
+
+async def test_a_connection_that_the_engine_says_it_closes_is_not_used_again(started: Started) -> None:
+    closes = answers(200, WHOLE, connection="close")
+    async with FakeEngine(closes) as engine, started(engine.url, engine="other") as bench:
+        for _ in range(3):
+            assert (await bench.client.post("/chat/completions", json=CHAT)).status_code == 200
+        assert len(engine.calls) == engine.connections == 3
+
+
 @pytest.mark.parametrize("after", [0.0, 0.001, 0.01, 0.05])
 async def test_kept_connections_that_close_at_any_moment_lose_no_call(started: Started, after: float) -> None:
-    async def closes(seen: Seen) -> AsyncIterator[bytes]:
-        yield whole(200, WHOLE)
-        await asyncio.sleep(after)
-        raise Cut
-
-    async with FakeEngine(closes) as engine, started(engine.url) as bench:
-        for number in range(20):
+    async with FakeEngine(answers(200, WHOLE), keep=after) as engine, started(engine.url, engine="other") as bench:
+        for number in range(40):
             got = await bench.client.post("/chat/completions", json=CHAT)
             assert got.status_code == 200
-            await asyncio.sleep(number % 5 * after / 2)
-        assert len(engine.calls) == len(bench.calls()) == 20
+            await asyncio.sleep(after * (0.9 + number % 5 / 20))
+        assert len(engine.calls) == len(bench.calls()) == 40
+
+
+async def test_a_call_on_a_kept_connection_that_was_read_is_not_made_again(started: Started) -> None:
+    async def dies(seen: Seen) -> AsyncIterator[bytes]:
+        raise Cut
+        yield b""
+
+    async with FakeEngine(replays(PLAIN), dies) as engine, started(engine.url) as bench:
+        statuses = [(await bench.client.post("/chat/completions", json=CHAT)).status_code for _ in range(2)]
+        assert statuses == [200, 502] and len(engine.calls) == 2 and engine.connections == 1
 
 
 async def test_a_call_that_a_kept_connection_took_seconds_to_lose_is_not_made_again(
