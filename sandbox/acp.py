@@ -32,14 +32,16 @@ QUEUED = 256
 
 
 def converse(
-    scene: Scene, pipe: Pipe, *, name: str, hint: str = "", model_id: str | None = None, handshake: float = HANDSHAKE
-) -> str:
+    scene: Scene, pipe: Pipe, *, name: str, hint: str = "", model_id: str | None = None,
+    meta: dict[str, Any] | None = None, handshake: float = HANDSHAKE,
+) -> str:  # fmt: skip
     """Gives the scene's prompt to the agent behind `pipe` and returns its stop reason.
 
     Raises `AgentError`: `acp_error` for what is no ACP or takes more than `handshake` seconds to begin, `pipe_closed`
-    for an agent that ended, `timeout` when the prompt outran its budget. `hint` says what to try where it never began.
+    for an agent that ended, `timeout` when the prompt outran its budget. `hint` says what to try where it never began;
+    `model_id` is set where the agent begins with another; `meta` goes with `session/new`: what only this agent knows.
     """
-    return asyncio.run(_Talk(scene, pipe, name, hint, handshake).run(model_id))
+    return asyncio.run(_Talk(scene, pipe, name, hint, handshake).run(model_id, meta))
 
 
 class _Talk:
@@ -49,14 +51,15 @@ class _Talk:
         self.transport = LineTransport(pipe, scene.logs / f"{name}.txt")
         self.pipe = pipe
 
-    async def run(self, model_id: str | None) -> str:
+    async def run(self, model_id: str | None, meta: dict[str, Any] | None) -> str:
         from acp.connection import Connection
         from acp.exceptions import RequestError
 
         self.transport.start()
+        self.scene.trajectory.source = "acp"
         connection = Connection(self.handle, self.transport)
         try:
-            session = await self.begin(connection, model_id)
+            session = await self.begin(connection, model_id, meta)
             self.scene.trajectory.text("user_message", self.scene.prompt)
             self.scene.begin()
             return await self.prompt(connection, session)
@@ -70,7 +73,7 @@ class _Talk:
             with contextlib.suppress(Exception):
                 await connection.close()
 
-    async def begin(self, connection: Connection, model_id: str | None) -> str:
+    async def begin(self, connection: Connection, model_id: str | None, meta: dict[str, Any] | None) -> str:
         from acp.meta import PROTOCOL_VERSION
 
         about = await self.ask(
@@ -84,7 +87,8 @@ class _Talk:
         )
         self.scene.said_name = str((about.get("agentInfo") or {}).get("name") or self.name)
         cwd = self.scene.prepared.workdir
-        new = await self.ask(connection, "session/new", {"cwd": cwd, "mcpServers": []})
+        params = {"cwd": cwd, "mcpServers": [], **({"_meta": meta} if meta else {})}
+        new = await self.ask(connection, "session/new", params)
         session = new.get("sessionId")
         if not isinstance(session, str):
             raise AgentError(f"{self.name} gave no session id", "acp_error")
@@ -127,6 +131,8 @@ class _Talk:
             return None
         if method == "session/request_permission":
             return permission(params.get("options") or [])
+        if is_notification:  # an extension of the agent's own, such as codex-acp's `_auth/status_update`
+            return None
         raise RequestError.method_not_found(method)
 
     def update(self, update: dict[str, Any]) -> None:

@@ -47,7 +47,9 @@ def register(app: typer.Typer) -> None:
 
 def run_command(
     tasks: Annotated[list[str], typer.Argument(help="Task folders, folders of tasks, or globs.")],
-    agent: Annotated[str, typer.Option("--agent", "-a", help="oracle, nop, mini, pi-acp (pi).")],
+    agent: Annotated[
+        str, typer.Option("--agent", "-a", help="oracle, nop, mini, pi, claude, codex, ...: bench agents list")
+    ],
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="vllm/NAME, sglang/NAME, llamacpp/NAME or openai/NAME.")
     ] = None,

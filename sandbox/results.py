@@ -50,7 +50,7 @@ def result_json(rollout: Rollout) -> dict[str, Any]:
     prompt, completion = int(tally.get("prompt_tokens", 0)), int(tally.get("completion_tokens", 0))
     timed_out = rollout.error is not None and rollout.error.category == "timeout"
     model = rollout.plan.provider.model if rollout.plan.provider else None
-    acp = rollout.plan.agent.name.endswith("-acp")
+    acp = rollout.trajectory.source == "acp"
     source = None if not events or not model else ("partial_acp" if timed_out else "acp") if acp else "scraped"
     tools = rollout.trajectory.tool_calls
     result: dict[str, Any] = {

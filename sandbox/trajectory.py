@@ -27,6 +27,8 @@ class Trajectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        #: How it was learned: `acp`, or `scraped` from what a program said or wrote.
+        self.source = "scraped"
         self.events: list[dict[str, Any]] = []
         self._calls: dict[str, dict[str, Any]] = {}
         self._texts: list[str] | None = None

@@ -8,13 +8,18 @@ from __future__ import annotations
 import difflib
 
 from sandbox.agents.base import Agent, Model, Scene
+from sandbox.agents.claude import Claude
+from sandbox.agents.codex import Codex
 from sandbox.agents.mini import Mini
+from sandbox.agents.mini_swe import MiniSweAgent
 from sandbox.agents.nop import Nop
+from sandbox.agents.opencode import OpenCode
 from sandbox.agents.oracle import Oracle
 from sandbox.agents.pi import Pi
+from sandbox.agents.qwen import QwenCode
 from sandbox.errors import JobError
 
-AGENTS: tuple[Agent, ...] = (Oracle(), Nop(), Mini(), Pi())
+AGENTS: tuple[Agent, ...] = (Oracle(), Nop(), Mini(), Pi(), Claude(), Codex(), OpenCode(), QwenCode(), MiniSweAgent())
 
 __all__ = ["AGENTS", "Agent", "Model", "Scene", "find_agent"]
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from sandbox.box import Box, Ran
+from sandbox.acp import converse
+from sandbox.box import Box, Ran, run
 from sandbox.errors import AgentError
 from sandbox.hardening import Prepared
 from sandbox.task import Task
 from sandbox.trajectory import Trajectory
 
 HOME = "/opt/benchflow"
+#: Tokens of context that an agent is told where --agent-env BENCHFLOW_CONTEXT_WINDOW says nothing.
+WINDOW = 128_000
+PUT_HOME = 'umask 077; mkdir -p "$HOME/${1%/*}" && cat > "$HOME/$1"'
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,33 @@ class Scene:
 
     def left(self) -> float:
         return max(0.0, self._deadline - time.monotonic())
+
+    @property
+    def window(self) -> int:
+        """Tokens of context that the agent is told its model has: what it shortens its history by."""
+        given = self.env.get("BENCHFLOW_CONTEXT_WINDOW", "")
+        return int(given) if given.isdecimal() and int(given) else WINDOW
+
+    def put_home(self, files: Mapping[str, str]) -> None:
+        """Writes files below the agent's home, as its user and for its eyes only. Raises `AgentError`."""
+        for name, text in files.items():
+            command = ["sh", "-c", PUT_HOME, "sh", name]
+            home = {"HOME": self.prepared.home}
+            done = run(self.box, command, user=self.prepared.user, env=home, stdin=text.encode())
+            if done.exit_code != 0:
+                raise AgentError(f"the agent's settings {name} cannot be written: {done.tail()}", "install_failure")
+
+    def talk(
+        self, argv: Sequence[str], env: Mapping[str, str], *, name: str, hint: str = "", model_id: str | None = None,
+        meta: dict[str, Any] | None = None,
+    ) -> str:  # fmt: skip
+        """Starts an agent that speaks ACP, gives it the prompt, and returns its stop reason. Raises `AgentError`."""
+        everything = {**env, **self.env, "HOME": self.prepared.home}
+        pipe = self.box.open(argv, user=self.prepared.user, env=everything, cwd=self.prepared.workdir)
+        try:
+            return converse(self, pipe, name=name, hint=hint, model_id=model_id, meta=meta)
+        finally:
+            pipe.close()
 
     def out_of_time(self) -> AgentError:
         """The error of a prompt that outran its budget, in BenchFlow's words; the trajectory says it too."""

@@ -1,0 +1,54 @@
+"""`claude-agent-acp` (alias `claude`): Claude Code over the Agent Client Protocol; Anthropic Messages."""
+
+from __future__ import annotations
+
+import json
+
+from sandbox.agents.base import HOME, Scene
+from sandbox.agents.npm import install_packages, path_of
+from sandbox.box import Box
+
+PACKAGE = "@agentclientprotocol/claude-agent-acp@0.101.0"
+PROGRAM = f"{HOME}/claude/node_modules/.bin/claude-agent-acp"
+#: What a coding task needs of its two dozen tools; --agent-env CLAUDE_TOOLS=Bash,Edit,Task names others.
+TOOLS = "Bash,Edit,Glob,Grep,Read,Write"
+
+
+class Claude:
+    name = "claude-agent-acp"
+    aliases: tuple[str, ...] = ("claude",)
+    needs_model = True
+    version = f"claude-agent-acp-{PACKAGE.rpartition('@')[2]}"
+
+    def install(self, box: Box) -> None:
+        install_packages(box, "claude", (PACKAGE,), ("claude-agent-acp",), node=22)
+
+    def act(self, scene: Scene) -> str:
+        assert scene.model is not None
+        scene.put_home({".claude/settings.json": json.dumps({"permissions": {"defaultMode": "bypassPermissions"}})})
+        model = scene.model
+        names = ("ANTHROPIC_MODEL", "ANTHROPIC_SMALL_FAST_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL",
+                 "ANTHROPIC_DEFAULT_SONNET_MODEL", "ANTHROPIC_DEFAULT_OPUS_MODEL",
+                 "CLAUDE_CODE_SUBAGENT_MODEL")  # fmt: skip
+        env = {
+            "PATH": path_of("claude", scene.prepared.path),
+            "ANTHROPIC_BASE_URL": model.base_url.removesuffix("/v1"),
+            "ANTHROPIC_AUTH_TOKEN": model.api_key,
+            **dict.fromkeys(names, model.name),
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(min(4096, scene.window // 4)),
+            **dict.fromkeys(OFF, "1"),
+            "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+            "CLAUDE_CODE_ENABLE_PROMPT_SUGGESTION": "false",
+            "MAX_THINKING_TOKENS": "0",
+        }
+        options = {"tools": scene.env.get("CLAUDE_TOOLS", TOOLS).split(","), "promptSuggestions": False}
+        return scene.talk([PROGRAM], env, name=self.name, meta={"claudeCode": {"options": options}})
+
+
+#: Side calls, compaction, updates, telemetry, and beta fields that no engine knows.
+OFF = (
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS",
+    "CLAUDE_CODE_DISABLE_TERMINAL_TITLE", "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS", "CLAUDE_CODE_DISABLE_AUTO_MEMORY",
+    "DISABLE_TELEMETRY", "DISABLE_ERROR_REPORTING", "DISABLE_AUTOUPDATER", "DISABLE_AUTO_COMPACT",
+    "DISABLE_COMPACT", "DISABLE_MICROCOMPACT", "IS_SANDBOX",
+)  # fmt: skip

@@ -1,0 +1,300 @@
+"""A test double of vLLM's server whose model follows a script: it writes 42 with whatever tools an agent offers it.
+
+Only the sampling is played. Prompts are rendered from the messages by a chat template and tokenized with SmolLM2's own
+tokenizer, sampled ids are the tokens of what the script says, and answers have vLLM 0.32's shapes (hermes tool parser),
+so that a prompt goes on from an earlier call exactly where it would with the real engine: where the agent gives back
+what it got. It stands beside `tests/live`, where the same agents meet real engines.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+
+import jinja2
+
+from tests.train.smollm import encode, smollm
+
+MODEL = "my-policy"
+#: As Qwen2.5's own: the first system message above the tools, later ones where they stand, tool results as user turns.
+TEMPLATE = """
+{%- if tools %}{{- '<|im_start|>system\n' }}{%- if messages[0].role == 'system' %}{{- messages[0].content + '\n\n' }}
+{%- endif %}{{- '# Tools\n\nYou may call one or more functions.\n<tools>' }}{%- for tool in tools %}{{- '\n' }}
+{{- tool | tojson }}{%- endfor %}{{- '\n</tools>\n\nFor each function call, return a json object within <tool_call>' }}
+{{- '</tool_call>.<|im_end|>\n' }}{%- elif messages[0].role == 'system' %}
+{{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}{%- endif %}
+{%- for m in messages %}{%- if m.role == 'tool' %}
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+{{- '\n<tool_response>\n' + m.content + '\n</tool_response>' }}
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\n' }}{%- endif %}
+{%- elif m.role == 'assistant' and m.tool_calls %}{{- '<|im_start|>assistant' }}
+{%- if m.content %}{{- '\n' + m.content }}{%- endif %}{%- for call in m.tool_calls %}
+{{- '\n<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}{{- call.function.arguments | tojson }}
+{{- '}\n</tool_call>' }}{%- endfor %}{{- '<|im_end|>\n' }}
+{%- elif not (loop.first and m.role == 'system') %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}
+{%- endif %}{%- endfor %}{{- '<|im_start|>assistant\n' }}"""
+
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the model samples: a text, or a call of a tool."""
+
+    text: str = ""
+    tool: str | None = None
+    arguments: Body = field(default_factory=dict)
+
+    @property
+    def sampled(self) -> str:
+        if self.tool is None:
+            return self.text
+        return f'<tool_call>\n{{"name": "{self.tool}", "arguments": {json.dumps(self.arguments)}}}\n</tool_call>'
+
+
+Script = Callable[[Body], Said]
+
+
+def write_the_number(body: Body, path: str = "/app/answer.txt") -> Said:
+    """Writes 42, looks at it, says so; an agent that ends by a command of its own gets that command."""
+    tools = {tool["function"]["name"]: tool["function"] for tool in body.get("tools") or [] if "function" in tool}
+    if not tools:
+        return Said(side_answer(body))
+    done = sum(message["role"] == "tool" for message in body["messages"])
+    commands = [f"printf 42 > {path}", f"cat {path}"]
+    if "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT" in json.dumps(body["messages"]):
+        commands.append("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
+    if done >= len(commands):
+        return Said(f"Done: {path} holds 42.")
+    return call_shell(tools, commands[done])
+
+
+def call_shell(tools: dict[str, Body], command: str) -> Said:
+    """A call of the tool that runs commands, its other required arguments filled in. Fails where there is none."""
+    for name, function in tools.items():
+        schema = function.get("parameters") or {}
+        properties = schema.get("properties") or {}
+        key = next((key for key in ("command", "cmd") if key in properties), None)
+        if key is None or "path" in properties:
+            continue
+        given: Any = command if properties[key].get("type") != "array" else ["bash", "-lc", command]
+        others = {other: plausible(properties[other]) for other in schema.get("required") or [] if other != key}
+        return Said(tool=name, arguments={key: given, **others})
+    raise AssertionError(f"no tool runs commands: {', '.join(tools)}")
+
+
+def plausible(schema: Body) -> Any:
+    if schema.get("enum"):
+        return schema["enum"][0]
+    return {"boolean": False, "integer": 1, "number": 1, "array": [], "object": {}}.get(
+        str(schema.get("type")), "Writes the number"
+    )
+
+
+def side_answer(body: Body) -> str:
+    """What a call without tools gets: a title, as JSON where a schema asks for it."""
+    form = body.get("response_format") or {}
+    if form.get("type") in ("json_schema", "json_object"):
+        return json.dumps({"title": "Write the number"})
+    return "Write the number"
+
+
+class ScriptedEngine:
+    """Serves on a free port of loopback while its block lasts; `seen` are the bodies of its model calls, in order."""
+
+    def __init__(self, script: Script = write_the_number) -> None:
+        self.script = script
+        self.seen: list[Body] = []
+        self.failed: list[str] = []
+        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server.engine = self
+        self.base_url = f"http://127.0.0.1:{self._server.server_port}/v1"
+        self.model = MODEL
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def answer(self, body: Body) -> Iterator[Body]:
+        """The chunks of a streamed answer; the first is the only one of an unstreamed answer."""
+        self.seen.append(body)
+        prompt = encode(render(body))
+        said = self.script(body)
+        yield from (chunks if body.get("stream") else whole)(body, prompt, said)
+
+
+def render(body: Body) -> str:
+    """The prompt's text, as vLLM makes it: content parts joined, tool arguments parsed."""
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    messages = [plain(message) for message in body["messages"]]
+    return environment.from_string(TEMPLATE).render(messages=messages, tools=body.get("tools"))
+
+
+def plain(message: Body) -> Body:
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "\n".join(part["text"] for part in content)
+    made = {**message, "content": content or ""}
+    if message.get("tool_calls"):
+        made["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"] or "{}")}}
+            for call in message["tool_calls"]
+        ]
+    return made
+
+
+def sample(body: Body, said: Said) -> tuple[list[int], str]:
+    """The ids and why they end."""
+    ids = encode(said.sampled + "<|im_end|>")
+    most = body.get("max_completion_tokens") or body.get("max_tokens")
+    if most and len(ids) > most:
+        return ids[:most], "length"
+    return ids, "stop" if said.tool is None else "tool_calls"
+
+
+def entry(token: int) -> Body:
+    text = smollm().decode([token], skip_special_tokens=False)
+    return {"token": text, "logprob": -(token % 64) / 64, "bytes": list(text.encode()), "top_logprobs": []}
+
+
+def usage(prompt: list[int], ids: list[int]) -> Body:
+    return {"prompt_tokens": len(prompt), "total_tokens": len(prompt) + len(ids), "completion_tokens": len(ids),
+            "prompt_tokens_details": None}  # fmt: skip
+
+
+def whole(body: Body, prompt: list[int], said: Said) -> Iterator[Body]:
+    ids, reason = sample(body, said)
+    message: Body = {"role": "assistant", "content": said.text or None, "refusal": None, "reasoning": None}
+    if said.tool is not None and reason == "tool_calls":
+        function = {"name": said.tool, "arguments": json.dumps(said.arguments)}
+        message["tool_calls"] = [{"id": f"chatcmpl-tool-{uuid.uuid4().hex}", "type": "function", "function": function}]
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason, "stop_reason": None}
+    if body.get("logprobs"):
+        choice["logprobs"] = {"content": [entry(token) for token in ids]}
+    asked = bool(body.get("return_token_ids"))
+    yield {
+        **head(body, "chat.completion"),
+        "choices": [{**choice, "token_ids": ids if asked else None}],
+        "usage": usage(prompt, ids),
+        "prompt_token_ids": prompt if asked else None,
+    }
+
+
+def chunks(body: Body, prompt: list[int], said: Said) -> Iterator[Body]:
+    """One token a chunk; what the tool parser swallows has an empty delta and its ids all the same."""
+    common, asked = head(body, "chat.completion.chunk"), bool(body.get("return_token_ids"))
+    opening = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+    yield {**common, "choices": [opening], **({"prompt_token_ids": prompt} if asked else {})}
+    ids, reason = sample(body, said)
+    parser = Parser(said)
+    for at, token in enumerate(ids):
+        choice: Body = {"index": 0, "delta": parser.feed(token), "logprobs": None, "finish_reason": None}
+        if body.get("logprobs"):
+            choice["logprobs"] = {"content": [entry(token)]}
+        if at == len(ids) - 1:
+            choice |= {"finish_reason": reason, "stop_reason": None}
+        yield {**common, "choices": [{**choice, **({"token_ids": [token]} if asked else {})}]}
+    if (body.get("stream_options") or {}).get("include_usage"):
+        yield {**common, "choices": [], "usage": usage(prompt, ids)}
+
+
+class Parser:
+    """What each token shows the client: text as it is, a tool call's name at once and its arguments bit by bit."""
+
+    def __init__(self, said: Said) -> None:
+        self.said, self.at = said, 0
+        self.named = False
+        if said.tool is not None:
+            self.name_end = said.sampled.index('",') + 2
+            self.begin = said.sampled.index('"arguments": ') + len('"arguments": ')
+            self.end = self.begin + len(json.dumps(said.arguments))
+
+    def feed(self, token: int) -> Body:
+        text = smollm().decode([token], skip_special_tokens=False)
+        start, self.at = self.at, self.at + len(text)
+        if text == "<|im_end|>":
+            return {"content": ""} if self.said.tool is None else {}
+        if self.said.tool is None:
+            return {"content": text}
+        if not self.named and self.at >= self.name_end:
+            self.named = True
+            made = {"id": f"chatcmpl-tool-{uuid.uuid4().hex[:16]}", "type": "function", "index": 0}
+            return {"content": None, "tool_calls": [{**made, "function": {"name": self.said.tool}}]}
+        piece = self.said.sampled[max(start, self.begin) : min(self.at, self.end)] if self.at > self.begin else ""
+        return {"content": None, "tool_calls": [{"index": 0, "function": {"arguments": piece}}]} if piece else {}
+
+
+def head(body: Body, kind: str) -> Body:
+    return {"id": f"chatcmpl-{uuid.uuid4().hex[:16]}", "object": kind, "created": 1795962986, "model": body["model"]}
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    engine: ScriptedEngine
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        sides: dict[str, Body] = {
+            "/version": {"version": "0.32.0"},
+            "/v1/models": {
+                "object": "list",
+                "data": [{"id": MODEL, "object": "model", "owned_by": "vllm", "max_model_len": 131072}],
+            },
+        }
+        body = sides.get(self.path.partition("?")[0])
+        self.give(200 if body else 404, body or {"detail": "Not Found"})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+        if self.path == "/tokenize":
+            ids = encode(render(body) if "messages" in body else body["prompt"])
+            self.give(200, {"count": len(ids), "max_model_len": 131072, "tokens": ids, "token_strs": None})
+            return
+        if self.path != "/v1/chat/completions":
+            self.give(404, {"detail": "Not Found"})
+            return
+        try:
+            made = self.server.engine.answer(body)
+            first = next(made)
+        except Exception as error:  # a request that vLLM would refuse, or a script that does not know what to do
+            self.server.engine.failed.append(f"{type(error).__name__}: {error}")
+            self.give(400, {"error": {"message": str(error), "type": "BadRequestError", "param": None, "code": 400}})
+            return
+        if not body.get("stream"):
+            self.give(200, first)
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for one in (first, *made):
+            self.piece(b"data: " + json.dumps(one).encode() + b"\n\n")
+        self.piece(b"data: [DONE]\n\n")
+        self.piece(b"")
+
+    def piece(self, data: bytes) -> None:
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+    def give(self, status: int, body: Body) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None: ...
