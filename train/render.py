@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -44,6 +45,7 @@ class Template:
         """Raises `BadInput`: the extra is missing, no such tokenizer, no chat template."""
         try:
             logging.getLogger("transformers").setLevel(logging.ERROR)
+            os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch is no matter here
             refusal = import_module("jinja2").TemplateError
             tokenizers = import_module("transformers").AutoTokenizer
         except ModuleNotFoundError as error:

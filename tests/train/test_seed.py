@@ -141,7 +141,7 @@ def test_message_rows_train_one_template_token_a_reply_more_than_was_sampled(
         "train", "validate", "rows/rl-capture.jsonl", "--format", "trl-sft", "--tokenizer", str(tokenizer_folder)
     )
     report = json.loads(done.stdout)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
     assert report["tokenization"]["trainable_tokens"] == sum(sampled) + 2
     assert report["captures"]["equal_but_for_template_tokens_after_the_stop"] == 2, report["captures"]
 
