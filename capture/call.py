@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -66,6 +67,19 @@ class _MetadataLine(msgspec.Struct):
     token_capture: _CaptureLine | None = None
 
 
+class _TokenInLine(msgspec.Struct):
+    mode: Any = None
+    bridged: Any = None
+    reason: Any = None
+    detail: Any = None
+    continues: Any = None
+    rendered_prompt_token_ids: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _BridgedLine(msgspec.Struct):
+    token_in: _TokenInLine | None = None
+
+
 class _BodyLine(msgspec.Struct):
     tools: msgspec.Raw = msgspec.Raw(b"null")
 
@@ -87,8 +101,23 @@ PLACEHOLDER = b'"\\u0000cut"'
 
 _line = msgspec.json.Decoder(_Line)
 _metadata = msgspec.json.Decoder(_MetadataLine)
+_bridged = msgspec.json.Decoder(_BridgedLine)
 _request = msgspec.json.Decoder(_RequestLine)
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIn:
+    """What a call's record says of token-in. `rendered`: the prompt that its messages would have made, where it was
+    bridged and that is another.
+    """
+
+    mode: str
+    bridged: bool
+    reason: str | None
+    detail: str | None
+    continues: int | None
+    rendered: Ids | None
 
 
 class Call:
@@ -167,12 +196,13 @@ class Call:
 
     @cached_property
     def metadata(self) -> dict[str, Any]:
-        """All of the metadata but `token_capture`, which `capture` reads."""
+        """All of the metadata but `token_capture` and `token_in`, which have properties of their own."""
         try:
             fields = _fields.decode(self._parts.metadata)
         except msgspec.DecodeError:
             return {}
-        fields.pop("token_capture", None)
+        for name in ("token_capture", "token_in"):
+            fields.pop(name, None)
         return {name: _loads(value) for name, value in fields.items()}
 
     @property
@@ -196,6 +226,24 @@ class Call:
     def engine(self) -> str | None:
         value = self.metadata.get("engine")
         return value if isinstance(value, str) else (self.capture.provider if self.capture else None)
+
+    @cached_property
+    def token_in(self) -> TokenIn | None:
+        """What token-in made of the call; None where it was off. Ids stay text."""
+        try:
+            found = _bridged.decode(self._parts.metadata).token_in
+        except msgspec.DecodeError:
+            return None
+        if found is None:
+            return None
+        return TokenIn(
+            mode=str(found.mode),
+            bridged=found.bridged is True,
+            reason=found.reason if isinstance(found.reason, str) else None,
+            detail=found.detail if isinstance(found.detail, str) else None,
+            continues=found.continues if isinstance(found.continues, int) else None,
+            rendered=Ids.parse(bytes(found.rendered_prompt_token_ids)),
+        )
 
     @cached_property
     def capture(self) -> TokenCapture | None:

@@ -27,7 +27,7 @@ from proxy.metrics import Metrics
 from proxy.relay import CHAT, COMPLETIONS, Relay, Translated, refuse
 from proxy.replicas import Replicas
 from proxy.sessions import Session, Sessions
-from proxy.settings import Settings, check_engine, check_key, check_top_logprobs
+from proxy.settings import Settings, check_engine, check_key, check_token_in, check_top_logprobs
 
 DIALECTS: tuple[Dialect, ...] = (Messages(), Responses())
 
@@ -227,6 +227,7 @@ _SESSION_TYPES: dict[str, tuple[type, ...]] = {
     "top_logprobs": (int,),
     "policy_version": (str,),
     "sampling": (dict,),
+    "token_in": (str,),
 }
 _SESSION_FIELDS = set(_SESSION_TYPES)
 
@@ -263,6 +264,7 @@ class Door:
         top_logprobs: int | None = None,
         policy_version: str | None = None,
         sampling: dict[str, object] | None = None,
+        token_in: str | None = None,
         key: str | None = None,
     ) -> Session:
         """Opens a session; what is not given is as the proxy's settings say. Raises `SessionError`, `SettingsError`."""
@@ -273,6 +275,8 @@ class Door:
         check_engine(engine or ours.engine)
         check_top_logprobs(top_logprobs)
         check_key(upstream_key)
+        captured = ours.capture if capture is None else capture
+        check_token_in(mode := ours.token_in if token_in is None else token_in, captured or token_in is None)
         if upstream is not None and upstream_key is None:
             secret = None  # our own engine's key is for our own engine
         else:
@@ -284,10 +288,11 @@ class Door:
             replicas=replicas,
             key=key,
             model=model if model is not None else ours.model,
-            capture=ours.capture if capture is None else capture,
+            capture=captured,
             top_logprobs=ours.top_logprobs if top_logprobs is None else top_logprobs,
             policy_version=ours.policy_version if policy_version is None else policy_version,
             sampling=ours.sampling if sampling is None else sampling,
+            token_in=mode if captured else "off",
         )
 
     async def close(self) -> None:

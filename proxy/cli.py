@@ -63,6 +63,13 @@ def proxy(
     fsync: Annotated[
         bool, typer.Option(envvar="CAPTURE_FSYNC", help="Sync each line to disk before the reply ends.")
     ] = False,
+    token_in: Annotated[
+        str,
+        typer.Option(
+            envvar="CAPTURE_TOKEN_IN",
+            help="off, auto or require: send prompts as the ids of the call before and what is new (vLLM, SGLang).",
+        ),
+    ] = "off",
     policy_version: Annotated[
         str | None, typer.Option(envvar="CAPTURE_POLICY_VERSION", help="Version of the weights, stamped on each call.")
     ] = None,
@@ -121,6 +128,7 @@ def proxy(
             fsync=fsync,
             capture=capture_wanted(os.environ),
             top_logprobs=top_logprobs(os.environ),
+            token_in=token_in,
             policy_version=policy_version or None,
             sampling=_sampling(sampling),
             admin_host=admin_host,

@@ -6,7 +6,8 @@ ProxyError                    text is fit for the person who runs the proxy
 └── UpstreamError             the engine did not answer as it should
     ├── UpstreamUnreachable   nothing was sent
     ├── UpstreamTimeout       it was sent; no answer, or no more of it, in time
-    └── UpstreamBroke         the connection ended, or what came is not HTTP
+    ├── UpstreamBroke         the connection ended, or what came is not HTTP
+    └── NotBridged            nothing was sent: token-in is required, and cannot be done for this call
 
 Refusal                       an answer of our own to an agent: a status and a sentence
 """
@@ -31,7 +32,9 @@ class SessionError(ProxyError):
 
 
 class UpstreamError(ProxyError):
-    """The engine did not answer as it should. The text names no address."""
+    """The engine did not answer as it should. The text names no address, `status` is what the agent gets."""
+
+    status = 502
 
 
 class UpstreamUnreachable(UpstreamError):
@@ -41,9 +44,17 @@ class UpstreamUnreachable(UpstreamError):
 class UpstreamTimeout(UpstreamError):
     """The engine did not answer, or stopped answering, within its bound."""
 
+    status = 504
+
 
 class UpstreamBroke(UpstreamError):
     """The connection ended in the middle, or what came is not HTTP."""
+
+
+class NotBridged(UpstreamError):
+    """Token-in is required, and the call cannot be bridged: nothing was sent."""
+
+    status = 422  # no client's library repeats a call for it, as it would for 409
 
 
 class Refusal(Exception):
@@ -59,6 +70,7 @@ class Refusal(Exception):
 _KINDS = {
     400: "BadRequestError",
     415: "UnsupportedMediaTypeError",
+    422: "UnprocessableEntityError",
     401: "AuthenticationError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",

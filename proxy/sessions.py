@@ -28,6 +28,7 @@ from proxy.errors import Refusal, SessionError
 from proxy.kept import Kept
 from proxy.replicas import Replica, Replicas
 from proxy.settings import is_loopback
+from proxy.token_in import TokenIn
 
 log = logging.getLogger("proxy")
 
@@ -61,6 +62,7 @@ class Session:
         top_logprobs: int | None,
         policy_version: str | None,
         sampling: dict[str, object],
+        token_in: str,
     ) -> None:
         self.id = "s-" + secrets.token_hex(8)
         self.name = name
@@ -73,6 +75,7 @@ class Session:
         self.top_logprobs = top_logprobs
         self.policy_version = policy_version
         self.sampling = sampling
+        self.token_in = TokenIn(name, token_in) if token_in != "off" else None
         self.tally = Tally()
         self.earlier = Kept()
         self.journal_failed: str | None = None
@@ -177,6 +180,7 @@ class Session:
             "completion_tokens": tally.completion_tokens,
             "in_flight": self.in_flight,
             "policy_version": self.policy_version,
+            "token_in": None if self.token_in is None else self.token_in.state(),
             "journal": str(self.journal.path),
             "journal_failed": self.journal_failed,
             "last_error": tally.last_error,
@@ -211,6 +215,7 @@ class Sessions:
         top_logprobs: int | None = None,
         policy_version: str | None = None,
         sampling: dict[str, object] | None = None,
+        token_in: str = "off",
     ) -> Session:
         """Opens a session and its journal. Raises `SessionError`."""
         if not NAME.fullmatch(name):
@@ -233,6 +238,7 @@ class Sessions:
             top_logprobs=top_logprobs,
             policy_version=policy_version,
             sampling=sampling or {},
+            token_in=token_in,
         )
         self._by_id[session.id] = session
         self._by_key[_digest(session.api_key)] = session
@@ -298,6 +304,7 @@ class Sessions:
                 top_logprobs=like.top_logprobs,
                 policy_version=like.policy_version,
                 sampling=like.sampling,
+                token_in=like.token_in.mode if like.token_in is not None else "off",
             )
         except SessionError as error:
             raise Refusal(400, str(error)) from error

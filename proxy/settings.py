@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from capture.bridge import MODES
 from proxy.errors import SettingsError
 from proxy.upstream import Timeouts
 
@@ -58,6 +59,8 @@ class Settings:
     probe: bool = True
     #: The weights' version that is stamped on each call.
     policy_version: str | None = None
+    #: Continue conversations by token ids: `off`, `auto` where it can be done, `require` or the call is refused.
+    token_in: str = "off"
     #: Sampling parameters for calls that do not set them, such as `{"temperature": 1.0}`.
     sampling: dict[str, object] = field(default_factory=dict)
 
@@ -83,6 +86,7 @@ class Settings:
         for url in self.upstream:
             upstream_base(url)
         check_top_logprobs(self.top_logprobs)
+        check_token_in(self.token_in, self.capture)
         if self.out is not None and not self.upstream:
             raise SettingsError("--upstream is missing: give the engine's address, such as http://127.0.0.1:8000/v1")
         for host in (self.host, *self.more_hosts):
@@ -114,6 +118,15 @@ def check_engine(name: str) -> None:
 def check_top_logprobs(number: int | None) -> None:
     if number is not None and not 0 <= number <= 1000:
         raise SettingsError("--top-logprobs must be between 0 and what the engine allows (vLLM: 20)")
+
+
+def check_token_in(mode: str, capture: bool) -> None:
+    if mode not in MODES:
+        raise SettingsError(f"--token-in must be one of {', '.join(MODES)}, not {mode!r}")
+    if mode != "off" and not capture:
+        raise SettingsError(
+            "--token-in needs the captured ids: set BENCHFLOW_CAPTURE_TOKEN_LOGPROBS=1, or --token-in off"
+        )
 
 
 def check_key(key: str | None) -> None:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from capture.bridge import MODES
 from sandbox import images, reaper
 from sandbox.agents import find_agent
 from sandbox.docker import connect
@@ -76,6 +77,13 @@ def run_command(
         list[str] | None,
         typer.Option(help="NAME=VALUE, or a JSON object, for calls that do not set it: --sampling temperature=1.0"),
     ] = None,
+    token_in: Annotated[
+        str,
+        typer.Option(
+            envvar="CAPTURE_TOKEN_IN",
+            help="off, auto or require: send prompts as the ids of the call before and what is new (vLLM, SGLang).",
+        ),
+    ] = "off",
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on standard output.")] = False,
 ) -> None:
     """Run agents on tasks in Docker sandboxes, and score them.
@@ -100,7 +108,9 @@ def run_command(
         verifier_sandbox=verifier_sandbox,
         policy_version=policy_version,
         sampling=read_sampling(sampling or []),
+        token_in=token_in,
     )
+    check_token_in(token_in, provider)
     if "/" in plan.job or plan.job in (".", ".."):
         raise JobError(f"--job {plan.job}: a job's name is one folder's name; the folder above it is --jobs-dir")
     progress = Progress(sys.stderr if as_json else None)
@@ -183,6 +193,14 @@ def read_env(words: list[str]) -> dict[str, str]:
 def for_the_agent(env: dict[str, str]) -> dict[str, str]:
     """The variables that go into the sandbox: where the engine is stays outside."""
     return {name: value for name, value in env.items() if name not in (BASE_URL, API_KEY)}
+
+
+def check_token_in(mode: str, provider: Provider | None) -> None:
+    """Raises `JobError` for a mode that is none, and for one that has nothing to work on."""
+    if mode not in MODES:
+        raise JobError(f"--token-in must be one of {', '.join(MODES)}, not {mode!r}")
+    if mode != "off" and provider is not None and not provider.capture:
+        raise JobError(f"--token-in needs the captured ids: give --agent-env {CAPTURE}=1, or --token-in off")
 
 
 def read_sampling(words: list[str]) -> dict[str, object]:

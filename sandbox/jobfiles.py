@@ -172,6 +172,7 @@ def evaluation_json(plan: Plan, tasks: Sequence[Task], retries: int, trial: int,
             "capture": bool(plan.provider and plan.provider.capture),
             "policy_version": plan.policy_version,
             "sampling": plan.sampling,
+            "token_in": plan.token_in,
             "timeout_sec": plan.timeout,
             "retry": {
                 "max_retries": retries,

@@ -34,6 +34,7 @@ def config_json(rollout: Rollout) -> dict[str, Any]:
         "capture": bool(plan.provider and plan.provider.capture),
         "policy_version": plan.policy_version,
         "sampling": plan.sampling,
+        "token_in": plan.token_in,
         "agent_env": without_secrets(plan.agent_env),
         "started_at": str(rollout.started),
     }

@@ -45,6 +45,8 @@ class Plan:
     verifier_sandbox: str | None = None
     policy_version: str | None = None
     sampling: dict[str, object] = field(default_factory=dict)
+    #: `off`, `auto` or `require`: prompts as the ids of the call before and what is new.
+    token_in: str = "off"
 
     def budget(self, task: Task) -> float:
         return self.timeout or task.agent.timeout_sec or DEFAULT_BUDGET
@@ -237,6 +239,7 @@ class Rollout:
                 capture=provider.capture,
                 policy_version=self.plan.policy_version,
                 sampling=self.plan.sampling or None,
+                token_in=self.plan.token_in if provider.capture else None,
             )
         except ProxyError as error:
             raise DockerError(f"the proxy opened no session: {error}") from error

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from capture.breaks import Break, Decoder
+from capture.bridge import NOTHING_TO_BRIDGE
 from capture.errors import JournalError
+from capture.journal import JournalReader
 from capture.sequences import TRAINABLE_KINDS, TokenSequence
+from train.evidence import saved
 from train.heard import CAPTURE_OFF, NOT_MERGED
 from train.jobs import job_state
 from train.rollouts import Rollout, Warn, find_rollouts
@@ -41,7 +44,9 @@ class Covered:
         }
 
 
-def coverage(path: Path, *, decoder: Decoder | None = None, on_warning: Warn | None = None) -> Iterator[Covered]:
+def coverage(
+    path: Path, *, decoder: Decoder | None = None, on_warning: Warn | None = None, explained: bool = True
+) -> Iterator[Covered]:
     """The coverage of every rollout at `path`, one in memory at a time. Raises `NoSuchPath`, `BadInput`.
 
     A log that cannot be read makes its rollout `no`, with that reason. A name that was there before (jobs of one run)
@@ -56,21 +61,24 @@ def coverage(path: Path, *, decoder: Decoder | None = None, on_warning: Warn | N
             if over.setdefault(job, job_state(job).over):
                 rollout.warn(f"leaving out {rollout.rollout_path}: its job is over, and it never finished")
                 continue
-        yield cover(rollout, decoder, rollout.rollout_path if rollout.name in names else rollout.name)
+        yield cover(
+            rollout, decoder, rollout.rollout_path if rollout.name in names else rollout.name, explained=explained
+        )
         names.add(rollout.name)
 
 
-def cover(rollout: Rollout, decoder: Decoder | None, name: str) -> Covered:
-    """One rollout's; its line calls it `name`."""
+def cover(rollout: Rollout, decoder: Decoder | None, name: str, *, explained: bool = True) -> Covered:
+    """One rollout's; its line calls it `name`. Not `explained`, nothing is read twice for what token-in spared it."""
     try:
         tokens = read_tokens(rollout, decoder=decoder)
+        spared = list(saved_breaks(rollout, tokens, decoder)) if explained else []
     except JournalError as error:
         summary: dict[str, Any] = {
             "status": "unreadable", "training_grade": False, "path": None, "calls": 0, "captured_calls": 0,
             "complete_calls": 0, "reason": str(error),
         }  # fmt: skip
         return Covered(rollout, summary, line_of(name, summary), [])
-    return Covered(rollout, tokens.coverage, line_of(name, tokens.coverage), list(explain(tokens)))
+    return Covered(rollout, tokens.coverage, line_of(name, tokens.coverage), list(explain(tokens, spared)))
 
 
 def line_of(name: str, summary: Mapping[str, Any]) -> str:
@@ -86,6 +94,8 @@ def line_of(name: str, summary: Mapping[str, Any]) -> str:
         f"{word} {name}{path}: {summary['complete_calls']}/{summary['calls']} calls complete, "
         f"{prefix['extends_previous_call']}/{prefix['pairs']} prompts extend the previous call"
     )
+    if (told := summary["token_in"]) is not None:
+        text += f"; {_number(told['bridged'], 'call')} bridged by token-in"
     return text + "".join(f"; {part}" for part in _amiss(summary))
 
 
@@ -110,8 +120,14 @@ def total(good: int, rollouts: int) -> str:
     return f"{good} of {rollouts} rollouts are training-grade (complete token ids and logprobs, token-in/token-out)"
 
 
-def explain(tokens: RolloutTokens) -> Iterator[str]:
-    """What `--explain` prints below a rollout's line: incomplete calls, breaks, and how it was sampled."""
+def saved_breaks(rollout: Rollout, tokens: RolloutTokens, decoder: Decoder | None) -> Iterator[Break]:
+    """What would have broken without token-in."""
+    if rollout.journal is not None and tokens.coverage["token_in"] is not None:
+        yield from saved(tokens.calls, tokens.placements, JournalReader(rollout.journal), decoder)
+
+
+def explain(tokens: RolloutTokens, spared: Sequence[Break] = ()) -> Iterator[str]:
+    """What `--explain` prints below a rollout's line: incomplete calls, breaks, what token-in did, the sampling."""
     for call in tokens.calls:
         if call.complete or not call.counts or call.capture is None or call.number in tokens.forgiven:
             continue
@@ -120,6 +136,7 @@ def explain(tokens: RolloutTokens) -> Iterator[str]:
             yield f"call {call.number} is not complete: {detail} ({code})"
     for one in tokens.breaks:
         yield from explain_break(one, tokens.segments)
+    yield from explain_token_in(tokens, spared)
     for one in tokens.coverage["ambiguous"]:
         candidates = ", ".join(str(line) for line in one["continues"])
         yield f"line {one['call']} continues lines {candidates} equally well; which one is not guessed"
@@ -142,6 +159,21 @@ def explain_break(one: Break, segments: Sequence[TokenSequence]) -> Iterator[str
         f"  exact   {_tokens(before)} in the segment before, {_tokens(after)} in the one after "
         "(bench train convert --row-mode segment)"
     )
+
+
+def explain_token_in(tokens: RolloutTokens, spared: Sequence[Break]) -> Iterator[str]:
+    """Which calls were not bridged and why; where those that were would have parted from the call before."""
+    for call in tokens.calls:
+        told = call.token_in
+        if told is not None and not told.bridged and told.reason not in NOTHING_TO_BRIDGE:
+            yield f"call {call.number} was not bridged: {told.detail or told.reason} ({told.reason})"
+    for one in spared:
+        where = f"token {one.offset} of its reply" if one.region == "sampled" else f"token {one.offset} of its prompt"
+        yield f"call {one.call} was bridged; rendered again it would have parted from call {one.before} at {where}"
+        texts = one.texts or (None, None)
+        for name, ids, text in zip(("sent", "render"), (one.expected, one.found), texts[-2:], strict=True):
+            yield f"  {name:<6}  {_ids(ids, ends=True)}" + ("" if text is None else f"  {text!r}")
+        yield f"  cause   {one.name} ({one.sure})"
 
 
 def sampling_told(tokens: RolloutTokens) -> str | None:

@@ -37,7 +37,7 @@ def token_coverage(
     decoder = load_decoder(tokenizer) if tokenizer is not None else None
     good = seen = 0
     opening = '{"per_rollout": ['
-    for one in coverage(path, decoder=decoder, on_warning=lambda text: typer.echo(text, err=True)):
+    for one in coverage(path, decoder=decoder, on_warning=lambda text: typer.echo(text, err=True), explained=explain):
         if as_json:
             told = one.to_json() | ({"explained": one.explained} if explain else {})
             typer.echo(f"{',' if seen else opening}\n{orjson.dumps(told).decode()}", nl=False)

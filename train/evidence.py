@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -60,6 +61,26 @@ def find_breaks(
                 continue
         breaks.append(diagnose(before, tell(call), decoder))
     return breaks, dropped
+
+
+def saved(
+    calls: Sequence[Heard], placements: dict[int, Placement], journal: JournalReader | None, decoder: Decoder | None
+) -> Iterator[Break]:
+    """The breaks that there would have been without token-in: each bridged call's prompt as its messages render it,
+    against the ids that were held.
+    """
+    by_number = {call.number: call for call in calls}
+    for call in calls:
+        placement = placements.get(call.number)
+        parent = None if placement is None or placement.parent is None else by_number.get(placement.parent)
+        if journal is None or parent is None or call.token_in is None or call.token_in.rendered is None:
+            continue
+        said = journal.at(call.line, call.offset).token_in
+        before = _told(parent, placements, journal)
+        if said is None or not said.bridged or said.rendered is None:
+            continue
+        if not said.rendered.startswith(before.prompt + before.sampled):
+            yield diagnose(before, replace(_told(call, placements, journal), prompt=said.rendered), decoder)
 
 
 def retried(calls: Sequence[Heard], journal: JournalReader | None) -> set[int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from capture.breaks import Break
+from capture.call import TokenIn
 from capture.record import TokenCapture
 from capture.sequences import SIDE_KINDS, TRAINABLE_KINDS, TokenSequence
 from capture.threads import Placement
@@ -37,6 +38,7 @@ class Heard:
     policy_version: str | None
     retry_of: int | None
     kind: str = "agent"
+    token_in: TokenIn | None = None
 
     @property
     def complete(self) -> bool:
@@ -94,6 +96,7 @@ def summarize(
             {"call": call.line, "continues": [lines[one] for one in placements[call.number].ambiguous]}
             for call in ambiguous
         ],
+        "token_in": _token_in(counted),
         "breaks": [one.to_json() for one in breaks],
         "segments": len(segments),
         "sampled_tokens": sum(one.sampled for one in segments if one.kind in TRAINABLE_KINDS),
@@ -105,6 +108,19 @@ def summarize(
     if reason is not None:
         summary["reason"] = reason
     return summary
+
+
+def _token_in(calls: Sequence[Heard]) -> dict[str, Any] | None:
+    """How many prompts were made of ids that were held, and why the others were not; None where token-in was off."""
+    told = [call.token_in for call in calls if call.token_in is not None]
+    if not told:
+        return None
+    return {
+        "modes": sorted({one.mode for one in told}),
+        "bridged": sum(one.bridged for one in told),
+        "saved": sum(one.bridged and one.rendered is not None for one in told),
+        "not_bridged": dict(Counter(one.reason or "failed" for one in told if not one.bridged)),
+    }
 
 
 def _extends(placement: Placement) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from capture.breaks import Break, Decoder
+from capture.call import TokenIn
 from capture.errors import RecordError
 from capture.journal import Call, JournalReader
 from capture.record import Ids
@@ -149,7 +150,14 @@ def _hear(call: Call, on_call: Callable[[Call], None] | None) -> Heard:
         not_plain=not_plain(call),
         policy_version=None if version is None else str(version),
         retry_of=retry_of if isinstance(retry_of, int) else None,
+        token_in=_token_in(call),
     )
+
+
+def _token_in(call: Call) -> TokenIn | None:
+    """What is said of token-in, without the ids of the other prompt: they are read again where they are asked for."""
+    told = call.token_in
+    return told if told is None or told.rendered is None else replace(told, rendered=Ids(b""))
 
 
 def _turn(call: Heard) -> Turn | None:

@@ -13,7 +13,7 @@ import orjson
 
 from capture.codes import why
 from capture.engines.reader import CHAT, COMPLETIONS, Hide, Reader
-from capture.record import FIELDS, Unavailable
+from capture.record import FIELDS, Ids, Unavailable
 
 __all__ = ["CHAT", "COMPLETIONS", "WIRES", "Ask", "Engine", "Hide", "Question", "Reader", "Wants"]
 
@@ -60,6 +60,8 @@ class Engine:
     on_last_chunk: ClassVar[tuple[str, ...]] = ()
     #: Whether the logprobs of a completions call with `echo` begin with the prompt's.
     echoes_logprobs: ClassVar[bool] = False
+    #: Whether its chat route takes a prompt's ids in place of messages, and it renders and decodes when asked.
+    takes_prompt_ids: ClassVar[bool] = False
 
     def ask(self, wire: str, body: dict[str, Any], wants: Wants) -> Ask:
         """The call to make for an agent's `body` (which is not changed)."""
@@ -76,6 +78,40 @@ class Engine:
     def questions(self, reader: Reader) -> Generator[Question, Any, None] | None:
         """Further requests, `(path, body)`, whose JSON answers are sent back in; None where the answer says it all."""
         return None
+
+    # token-in
+
+    def render(self, body: dict[str, Any], messages: list[Any], *, to_be_answered: bool) -> Question:
+        """How to have `messages`, under the other fields of a chat request's `body`, rendered by the engine's template:
+        as a prompt that is `to_be_answered`, or as they stand. Only where `takes_prompt_ids`, as all that follows.
+        """
+        raise NotImplementedError
+
+    def read(self, ids: Ids) -> Question:
+        """How to have ids decoded, special tokens written out."""
+        raise NotImplementedError
+
+    def rendered(self, answer: Any) -> Ids | None:
+        """The ids in an answer to `render`; None where it is none."""
+        return Ids.from_json(answer.get("tokens")) if isinstance(answer, dict) else None
+
+    def said(self, answer: Any) -> str | None:
+        """The text in an answer to `read`; None where it is none."""
+        return None
+
+    def put_prompt(self, body: dict[str, Any], prompt: Ids) -> None:
+        """Sets into a chat request's body what makes the engine use `prompt` in place of the rendered messages."""
+        raise NotImplementedError
+
+    def brings_prompt(self, body: dict[str, Any]) -> bool:
+        """Whether the agent itself sends such a field."""
+        return False
+
+    def ended(self, choice: dict[str, Any], body: dict[str, Any]) -> str:
+        """How a choice of a finished chat call ended: by a `stop_token`, the last id; by a `stop_string`; it was `cut`,
+        so that nothing it holds is unseen by the agent; or `unknown`.
+        """
+        return "unknown"
 
     # what the agent sees
 
@@ -129,6 +165,18 @@ class Engine:
     def ids_lost_by_cut(self, reader: Reader) -> str:
         """For a stream that the agent left before its ids came."""
         return "stream_aborted"
+
+
+def how_it_ended(choice: dict[str, Any], told: str, body: dict[str, Any], *, keeps_stop: bool) -> str:
+    """`Engine.ended`, where the key `told` of a choice names the stop string, or the stop token's id, that ended it."""
+    finish, by = choice.get("finish_reason"), choice.get(told)
+    if finish == "length":
+        return "cut"
+    if finish not in ("stop", "tool_calls", "function_call"):
+        return "unknown"
+    if isinstance(by, str) or (by is None and told not in choice and body.get("stop")):
+        return "cut" if keeps_stop else "stop_string"
+    return "stop_token"
 
 
 def flag(value: Any) -> bool:

@@ -3,6 +3,7 @@
 As seen on the server inside xllamacpp 2026.10: a stream lacks the stop token's entry and refuses logprobs beside
 tools, so an agent that streams is answered from an unstreamed call. With a stop string the last token is missing, and a
 character of several tokens (an emoji) comes as one entry with the last one's id: the call is not complete, and says so.
+Prompt ids are taken by its completion route alone: token-in stays off here.
 """
 
 from __future__ import annotations

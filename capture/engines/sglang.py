@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from capture.codes import why
-from capture.engines.base import CHAT, Ask, Engine, Hide, Reader, Wants
+from capture.engines.base import CHAT, Ask, Engine, Hide, Question, Reader, Wants, how_it_ended
 from capture.engines.vllm import chat_logprobs, completion_logprobs, count_usage, ids, unstream
-from capture.record import FIELDS
+from capture.record import FIELDS, Ids
 
 
 class SGLang(Engine):
     name: ClassVar[str] = "sglang"
     null_when_unasked: ClassVar[frozenset[str]] = frozenset(("logprobs",))
+    takes_prompt_ids: ClassVar[bool] = True
 
     def ask(self, wire: str, body: dict[str, Any], wants: Wants) -> Ask:
         ask = Ask(dict(body))
@@ -63,6 +64,34 @@ class SGLang(Engine):
 
     def ids_lost_by_cut(self, reader: Reader) -> str:
         return "ids_lost_stream_aborted" if reader.wire == CHAT else "stream_aborted"
+
+    # token-in: `input_ids` goes past the template and leaves parsers and grammars as they are (0.5.23).
+
+    def render(self, body: dict[str, Any], messages: list[Any], *, to_be_answered: bool) -> Question:
+        asked = {name: body[name] for name in _RENDERED if body.get(name) is not None}
+        asked["messages"] = messages
+        if not to_be_answered:  # left out, /tokenize renders as the chat route does
+            asked["add_generation_prompt"] = False
+        return "/tokenize", asked
+
+    def read(self, ids: Ids) -> Question:
+        return "/detokenize", {"tokens": ids.json(), "skip_special_tokens": False}
+
+    def said(self, answer: Any) -> str | None:
+        text = answer.get("text") if isinstance(answer, dict) else None
+        return text if isinstance(text, str) else None
+
+    def put_prompt(self, body: dict[str, Any], prompt: Ids) -> None:
+        body["input_ids"] = prompt.json()
+
+    def brings_prompt(self, body: dict[str, Any]) -> bool:
+        return body.get("input_ids") is not None
+
+    def ended(self, choice: dict[str, Any], body: dict[str, Any]) -> str:
+        return how_it_ended(choice, "matched_stop", body, keeps_stop=bool(body.get("no_stop_trim")))
+
+
+_RENDERED: Final = ("model", "tools", "tool_choice", "reasoning_effort", "chat_template_kwargs")
 
 
 def _streamed_ids(ask: Ask) -> list[str]:

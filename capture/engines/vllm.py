@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from capture.codes import why
-from capture.engines.base import CHAT, Ask, Engine, Reader, Wants, flag
-from capture.record import FIELDS
+from capture.engines.base import CHAT, Ask, Engine, Question, Reader, Wants, flag, how_it_ended
+from capture.record import FIELDS, Ids
 
 
 class VLLM(Engine):
@@ -15,6 +15,7 @@ class VLLM(Engine):
     null_when_unasked: ClassVar[frozenset[str]] = frozenset(("logprobs", "token_ids", "prompt_token_ids"))
     on_last_chunk: ClassVar[tuple[str, ...]] = ("system_fingerprint",)
     echoes_logprobs: ClassVar[bool] = True
+    takes_prompt_ids: ClassVar[bool] = True
 
     def ask(self, wire: str, body: dict[str, Any], wants: Wants) -> Ask:
         ask = Ask(dict(body))
@@ -33,6 +34,44 @@ class VLLM(Engine):
         # vLLM before #29074 (0.13) drops the ids of streamed chunks that its tool parser swallows.
         lost = sampled < told and reader.streamed and bool(reader.request.get("tools"))
         return "streamed_tokens_dropped_by_parser" if lost else super().ids_lost(reader, sampled, told)
+
+    # token-in: `kv_transfer_params.prompt_token_ids` is read by the chat route of any vLLM that knows it (0.32,
+    # `renderers/online_renderer.py`), with or without a connector; /tokenize takes what shapes a chat's prompt but the
+    # two fields that the chat route itself hands to the template as arguments (`build_chat_params`).
+
+    def render(self, body: dict[str, Any], messages: list[Any], *, to_be_answered: bool) -> Question:
+        asked = {name: body[name] for name in _RENDERED if body.get(name) is not None}
+        asked |= {"messages": messages, "add_generation_prompt": to_be_answered}
+        more = {name: body[name] for name in ("documents", "reasoning_effort") if body.get(name) is not None}
+        if more:
+            given = body.get("chat_template_kwargs")
+            kwargs = (given if isinstance(given, dict) else {}) | more
+            if "reasoning_effort" in more:
+                kwargs.setdefault("enable_thinking", more["reasoning_effort"] != "none")
+            asked["chat_template_kwargs"] = kwargs
+        return "/tokenize", asked
+
+    def read(self, ids: Ids) -> Question:
+        return "/detokenize", {"tokens": ids.json()}
+
+    def said(self, answer: Any) -> str | None:
+        text = answer.get("prompt") if isinstance(answer, dict) else None
+        return text if isinstance(text, str) else None
+
+    def put_prompt(self, body: dict[str, Any], prompt: Ids) -> None:
+        body["kv_transfer_params"] = {"prompt_token_ids": prompt.json()}
+
+    def brings_prompt(self, body: dict[str, Any]) -> bool:
+        return body.get("kv_transfer_params") is not None
+
+    def ended(self, choice: dict[str, Any], body: dict[str, Any]) -> str:
+        return how_it_ended(choice, "stop_reason", body, keeps_stop=bool(body.get("include_stop_str_in_output")))
+
+
+_RENDERED: Final = (
+    "model", "tools", "chat_template", "chat_template_kwargs", "add_special_tokens", "media_io_kwargs",
+    "mm_processor_kwargs",
+)  # fmt: skip
 
 
 def unstream(ask: Ask) -> None:

@@ -1,0 +1,238 @@
+"""Which earlier call a chat request goes on from, told by its messages: the one whose ids its prompt may keep.
+
+Messages decide, since tokens are what is to be chosen. They are compared by what they mean to a model: arguments as
+parsed JSON, white space at the ends of lines forgiven, null and "" the same, reasoning optional. Whatever differs
+otherwise is another conversation, and that is said, never guessed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from capture.break_text import strip_reasoning
+from capture.record import Ids
+
+Message = Mapping[str, Any]
+
+#: What of a request shapes its prompt besides messages and tools; None and a missing field are the same.
+RENDERED: Final = (
+    "model", "chat_template", "chat_template_kwargs", "add_special_tokens", "documents", "reasoning_effort",
+    "media_io_kwargs", "mm_processor_kwargs", "add_generation_prompt", "continue_final_message",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A chat request's messages as numbers that can be compared. Equal `turns`: the same message by meaning; equal
+    `exact`: the same JSON. `options` stands for tools and whatever else shapes a prompt.
+    """
+
+    roles: tuple[str, ...]
+    turns: tuple[int, ...]
+    exact: tuple[int, ...]
+    options: int
+    tools: int
+
+    @classmethod
+    def of(cls, body: Message) -> Conversation | None:
+        """None for a request whose messages are no list of objects."""
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
+            return None
+        try:
+            return cls(
+                tuple(str(one.get("role")) for one in messages),
+                tuple(turn(one) for one in messages),
+                tuple(hash(orjson.dumps(one)) for one in messages),
+                _options(body),
+                _mark(body.get("tools") or None),
+            )
+        except (TypeError, ValueError, RecursionError):  # what orjson does not write: lone surrogates, great depth
+            return None
+
+    @property
+    def replies(self) -> int:
+        """How many messages stand up to and with the last reply; 0 where there is none."""
+        return next((at + 1 for at in range(len(self.roles) - 1, -1, -1) if self.roles[at] == "assistant"), 0)
+
+    @property
+    def head(self) -> int:
+        """How many system messages stand at the beginning."""
+        return next((at for at, role in enumerate(self.roles) if role not in ("system", "developer")), len(self.roles))
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One choice of a call: `turn` of its message, and what was sampled.
+
+    `stop` is the stop token's id where sampling ended by one, which then is the last of `sampled`; None where the reply
+    was cut. `unusable` is the code of a reason why nothing can follow it, or None.
+    """
+
+    turn: int
+    sampled: Ids
+    stop: int | None = None
+    unusable: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A call that may be continued. `prompt` is what the engine was given; `rendered` what its template makes of the
+    messages, which is the same unless the call was bridged. `unusable` as in `Reply`.
+    """
+
+    call: int
+    conversation: Conversation
+    prompt: Ids
+    rendered: Ids
+    replies: tuple[Reply, ...]
+    unusable: str | None = None
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it keeps alive."""
+        ids = len(self.prompt.text) + len(self.rendered.text) + sum(len(one.sampled.text) for one in self.replies)
+        return ids + 128 * len(self.conversation.turns)
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """`reply` of call `held` is the last reply in a conversation, and all before it is what that call was asked."""
+
+    held: Held
+    reply: Reply
+
+
+def parent(now: Conversation, held: Iterable[Held], known: Iterable[int] = ()) -> Parent | str:
+    """The call that `now` goes on from, or the code of a reason (see `capture.bridge.REASONS`).
+
+    `known` holds the turns of replies that were given and are not held any more.
+    """
+    count, calls = now.replies, list(held)
+    if not count:
+        return "begins"
+    if count == len(now.turns):
+        return "ends_with_reply"
+    last = now.turns[count - 1]
+    found = [
+        Parent(one, reply)
+        for one in calls
+        if one.conversation.turns == now.turns[: count - 1]
+        for reply in one.replies
+        if reply.turn == last
+    ]
+    same = [one for one in found if one.held.conversation.options == now.options]
+    if found and not same:
+        return "tools_changed" if all(one.held.conversation.tools != now.tools for one in found) else "options_changed"
+    if len(same) > 1:
+        return "ambiguous_parent"
+    if same:
+        return same[0].held.unusable or same[0].reply.unusable or same[0]
+    return _unfound(now, calls, set(known))
+
+
+def _unfound(now: Conversation, calls: Sequence[Held], known: set[int]) -> str:
+    """Why there is no such call: what was said before was changed, or it is a conversation of its own."""
+    last = now.replies - 1
+    turns = {at: turn for at, turn in enumerate(now.turns) if now.roles[at] == "assistant"}
+    replies = {reply.turn for one in calls for reply in one.replies}
+    head = now.head
+    for one in calls:
+        before = one.conversation
+        if before.turns[before.head :] == now.turns[head:last] and any(r.turn == now.turns[last] for r in one.replies):
+            return "system_changed"
+    for one in calls:
+        before = one.conversation
+        size = len(before.turns)
+        if before.turns == now.turns[:size] and now.roles[size : size + 1] == ("assistant",):
+            return "history_edited"  # the reply itself, or what was said after it
+    if not replies.isdisjoint(turns.values()):
+        return "history_edited"
+    if not known.isdisjoint(turns.values()):
+        return "parent_forgotten"
+    return "begins"
+
+
+def turn(message: Message) -> int:
+    """Equal for messages that say the same to a model."""
+    role = message.get("role")
+    text = _text(message.get("content"))
+    if role == "assistant":
+        text = strip_reasoning(text) if "<" in text else text
+        return hash((role, _lines(text), _calls(message), message.get("name") or None))
+    return hash((role, _lines(text), message.get("name") or None, message.get("tool_call_id") or None))
+
+
+def _lines(text: str) -> str:
+    """Without white space at its ends and at the ends of its lines."""
+    return "\n".join(line.rstrip() for line in text.strip().splitlines())
+
+
+def _text(content: Any) -> str:
+    """A message's text: parts are joined as they are, those that are no text stand as their JSON."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        return json.dumps(content, sort_keys=True)
+    return "".join(
+        part["text"]
+        if isinstance(part, dict) and part.get("type", "text") == "text" and isinstance(part.get("text"), str)
+        else part
+        if isinstance(part, str)
+        else json.dumps(part, sort_keys=True)
+        for part in content
+    )
+
+
+def _calls(message: Message) -> tuple[Any, ...]:
+    made: list[Any] = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            made.append(_mark(call))
+            continue
+        made.append((call.get("id") or None, function.get("name"), arguments(function.get("arguments"))))
+    if message.get("function_call"):
+        made.append(_mark(message["function_call"]))
+    return tuple(made)
+
+
+def arguments(value: Any) -> str:
+    """A call's arguments in one form, whoever wrote their JSON: keys sorted, 1.0 as 1 (JavaScript's JSON knows no
+    other), nothing as an empty object; what is no JSON without the space around it.
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value) if value.strip() else {}
+        except (ValueError, RecursionError):
+            return str(value).strip()
+    return json.dumps(_plain({} if value is None else value), sort_keys=True)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    return value
+
+
+def _options(body: Message) -> int:
+    told = {name: body[name] for name in RENDERED if body.get(name) is not None}
+    return hash((_mark(body.get("tools") or None), _mark(told), _choice(body.get("tool_choice"))))
+
+
+def _choice(value: Any) -> int:
+    """How the choice of tools may shape a prompt: all of them stand there, or none, or the one that is named."""
+    return hash("auto") if value in (None, "auto", "required") else _mark(value)
+
+
+def _mark(value: Any) -> int:
+    return hash(orjson.dumps(value, option=orjson.OPT_SORT_KEYS))
