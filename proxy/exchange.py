@@ -19,7 +19,7 @@ from capture.assemble import stream_of
 from capture.record import TokenCapture
 from capture.sse import Decoder, Event
 from proxy.agent import Agent, AgentLeft, reply_headers
-from proxy.errors import Refusal, UpstreamBroke, UpstreamError, UpstreamTimeout, error_body
+from proxy.errors import Refusal, UpstreamBroke, UpstreamError, error_body
 from proxy.line import journal_line
 from proxy.replies import JSON_HEADERS, KEEP_ALIVE, SSE_HEADERS, is_event_stream, loads, one_event, refusal_text, sse
 from proxy.requests import Request
@@ -226,7 +226,7 @@ class Exchange(Sending):
         began = self.agent.started and self.reader is not None and self.reader.began
         self.facts.outcome = "truncated" if began else "error"
         self.facts.failure = str(error)
-        refusal = Refusal(status or (504 if isinstance(error, UpstreamTimeout) else 502), str(error))
+        refusal = Refusal(status or error.status, str(error))
         if not began:
             self.facts.status = refusal.status
         self._tell(error, refusal, began)
@@ -286,7 +286,7 @@ class Exchange(Sending):
                 metrics.journal_failures.inc()
 
     def _line(self) -> tuple[TokenCapture | None, bytes]:
-        capture = self.facts.capture(self.reader, self.session.capture, self.request.is_object)
+        capture = self._captured()
         return capture, journal_line(self.facts, self.request, self.agent.headers, self.session, self.reader, capture)
 
     async def _end(self) -> None:

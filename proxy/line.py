@@ -64,6 +64,7 @@ class Facts:
     failure: str | None = None
     capture_failed: str | None = None
     error_body: Any = None
+    token_in: dict[str, Any] | None = None
     policy_version_end: str | None = None
     request_id: str = field(default_factory=lambda: "req-" + secrets.token_hex(8))
     began_at: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -167,6 +168,8 @@ def journal_line(
     if said is not None and said.sent:
         metadata["chat_request"] = _cleaned(request.upstream)
         metadata["chat_response"] = _cleaned(said.chat)
+    if facts.token_in is not None:
+        metadata["token_in"] = facts.token_in
     if capture is not None:
         metadata["token_capture"] = capture.to_json()
     return _dump(

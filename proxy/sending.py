@@ -17,6 +17,7 @@ from proxy.replies import loads, refusal_text
 from proxy.requests import Request
 from proxy.sessions import Session
 from proxy.settings import Settings
+from proxy.token_in import Plan
 from proxy.upstream import Response
 
 log = logging.getLogger("proxy")
@@ -51,6 +52,7 @@ class Sending:
         self.reader: Reader | None = None
         self.ask: Ask | None = None
         self.engine: Engine | None = None
+        self.plan = Plan()
 
     async def _send(self) -> Response:
         """The head of the answer of the first replica that can be reached."""
@@ -74,7 +76,7 @@ class Sending:
         call. A stream whose capture fields are refused (SGLang before streamed ids) is first tried unstreamed.
         """
         wants = self._wants(replica)
-        response = await self._post(replica, engine, wants)
+        response = await self._bridged(replica, engine, wants)
         while response.status in (400, 422) and self.ask is not None and self.ask.injected:
             said = replica.scrub(await response.read())
             response.close()
@@ -91,6 +93,24 @@ class Sending:
                 log.warning(
                     "session %s: asked for tokens, the engine refused: %s", self.session.name, self.facts.refused
                 )
+        return response
+
+    async def _bridged(self, replica: Replica, engine: Engine, wants: Wants) -> Response:
+        """Sends the request, its prompt as ids where it goes on from a call that is held (token-in); where the engine
+        refuses those, once more without. Raises `NotBridged` where token-in is required and cannot be done.
+        """
+        token_in = self.session.token_in
+        if token_in is None:
+            return await self._post(replica, engine, wants)
+        body = {} if self.request.lenient else self.request.upstream
+        self.plan = await token_in.plan(replica, engine, self.route.wire, body)
+        token_in.require(self.plan)
+        response = await self._post(replica, engine, wants)
+        if self.plan.prompt is not None and response.status in (400, 413, 422, 500):
+            self.plan.drop("engine_refused", refusal_text(replica.scrub(await response.read())))
+            response.close()
+            token_in.require(self.plan)
+            response = await self._post(replica, engine, wants)
         return response
 
     def _wants(self, replica: Replica) -> Wants:
@@ -119,6 +139,8 @@ class Sending:
             self._capture_failed(error)
             self.ask = Ask(dict(self.request.upstream))
             self.reader = Engine().reader(self.route.wire, self.request.upstream, self.ask)
+        if self.plan.prompt is not None and wants.capture:
+            engine.put_prompt(self.ask.body, self.plan.prompt)
         body = self.request.dump(self.ask.body)
         headers = [
             *self.agent.upstream_headers(),
@@ -127,6 +149,16 @@ class Sending:
         ]
         self.route.metrics.added.observe(time.perf_counter() - self.facts.started)
         return await replica.client.send("POST", self.route.path, replica.auth(headers, body), body)
+
+    def _captured(self) -> TokenCapture | None:
+        """The call's token capture, once it is over; token-in holds the call for those that go on from it."""
+        facts, token_in = self.facts, self.session.token_in
+        capture = facts.capture(self.reader, self.session.capture, self.request.is_object)
+        if token_in is not None and facts.token_in is None:
+            facts.token_in = token_in.over(
+                self.plan, facts.number, self.engine, self.request.upstream, facts.outcome, capture, self.reader
+            )
+        return capture
 
     def _learn(self, capture: TokenCapture | None) -> None:
         """An engine that loses ids or logprobs in its streams is called unstreamed from the next call on.

@@ -1,7 +1,7 @@
 """Token-in for one session: which held call a chat call goes on from, and the prompt ids that make it extend that call.
 
-The rules are in `capture.continues` and `capture.bridge`. Here are the engine's tokenizer calls, those of a round together,
-the checks before ids are sent, and what is kept of the calls that may be continued. In mode `auto` whatever
+The rules are in `capture.continues` and `capture.bridge`. Here are the engine's tokenizer calls, those of a round
+together, the checks before ids are sent, and what is kept of the calls that may be continued. In mode `auto` whatever
 goes wrong costs the bridge and never the call; in mode `require` a call that cannot be bridged is refused.
 """
 
@@ -14,6 +14,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import orjson
 
 from capture.bridge import (
     NOTHING_TO_BRIDGE,
@@ -114,7 +116,8 @@ class TokenIn:
         if not engine.takes_prompt_ids:
             return "engine_cannot"
         plan.conversation = now = Conversation.of(body)
-        if now is None:
+        if now is None or not _writable(body):
+            plan.conversation = None
             return "unreadable"
         if self.off is not None:
             plan.detail = self.off
@@ -220,7 +223,7 @@ class TokenIn:
         self,
         plan: Plan,
         call: int,
-        engine: Engine,
+        engine: Engine | None,
         body: dict[str, Any],
         outcome: str,
         capture: TokenCapture | None,
@@ -232,7 +235,7 @@ class TokenIn:
             plan.drop("prompt_not_told" if told is None else "prompt_not_used")
             if told is not None:
                 self._turn_off("prompt_not_used")
-        if self.off is None and plan.conversation is not None and outcome == "ok" and reader is not None:
+        if self.off is None and engine and plan.conversation is not None and outcome == "ok" and reader is not None:
             try:
                 self._hold(plan, call, engine, body, capture, reader)
             except Exception as error:
@@ -272,10 +275,12 @@ class TokenIn:
 
     def _record(self, plan: Plan) -> dict[str, Any]:
         bridged = plan.prompt is not None
+        if not bridged and plan.reason is None:
+            plan.reason = "not_sent"
         if bridged:
             self.bridged += 1
         else:
-            self.not_bridged[plan.reason or "failed"] += 1
+            self.not_bridged[plan.reason or ""] += 1
         row: dict[str, Any] = {"mode": self.mode, "bridged": bridged, "reason": plan.reason}
         if plan.reason is not None:
             row["detail"] = plan.sentence()
@@ -311,6 +316,15 @@ def _reply(engine: Engine, body: dict[str, Any], choice: dict[str, Any], capture
     if message.get("tool_calls"):
         return Reply(turn(message), sampled, unusable="cut_tool_call")
     return Reply(turn(message), sampled, unusable=None if message.get("content") else "cut_in_reasoning")
+
+
+def _writable(body: dict[str, Any]) -> bool:
+    """Whether the request's other fields are what orjson writes: ids go into no other."""
+    try:
+        orjson.dumps({name: value for name, value in body.items() if name not in ("messages", "tools")})
+    except TypeError:
+        return False
+    return True
 
 
 def _has_media(messages: Sequence[Any]) -> bool:

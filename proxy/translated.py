@@ -171,7 +171,7 @@ class TranslatedExchange(Exchange):
     # the end
 
     def _line(self) -> tuple[TokenCapture | None, bytes]:
-        capture = self.facts.capture(self.reader, self.session.capture, self.request.is_object)
+        capture = self._captured()
         chat = body = None
         if self.reader is not None and self.reply is not None and self.facts.outcome != "error":
             chat = self.reader.assembled()

@@ -55,6 +55,26 @@ class Told:
     honest: Counter[str] = field(default_factory=Counter)
     honest_refused: dict[str, Counter[str]] = field(default_factory=dict)
 
+    def table(self) -> str:
+        """One row a template: calls that go on from another, of those that nobody changed how many were bridged, and
+        why the others were not; how many would have extended when sent plainly.
+        """
+        rows = [
+            "| template | unchanged | bridged | of all, extend plainly | not bridged, and why |",
+            "|---|---|---|---|---|",
+        ]
+        for name in self.continuing:
+            why = ", ".join(f"{code} {n}" for code, n in self.honest_refused.get(name, Counter()).most_common())
+            plainly = f"{self.extended_plainly[name]} of {self.continuing[name]}"
+            rows.append(f"| {name} | {self.honest[name]} | {self.bridged[name]} | {plainly} | {why or '-'} |")
+        changed = sum(self.continuing.values()) - sum(self.honest.values())
+        rows.append(
+            f"\n{self.conversations} conversations, {sum(self.continuing.values())} calls that go on, {changed} of "
+            f"them changed or not to be bridged; {sum(self.bridged.values())} bridged, {self.exact} of them held to the "
+            f"template's own text id by id, {len(self.wrong)} wrong"
+        )
+        return "\n".join(rows)
+
 
 class Assembled:
     """A double of `Reader`, of which token-in asks the completed body alone."""
@@ -232,9 +252,9 @@ class Talk:
             del made[last - 2 : last]
         elif how == "system" and made[0]["role"] == "system":
             made[0]["content"] += " Today is Friday."
-        elif how == "tools" and self.tools:
+        elif how == "tools" and self.tools is TOOLS:
             self.tools = [*self.tools[:1], {**self.tools[1], "function": {**self.tools[1]["function"], "name": "w"}}]
-        elif how == "option":
+        elif how == "option" and not self.options:
             self.options = {"chat_template_kwargs": {"enable_thinking": False}}
         elif how == "compaction":
             made = [*made[: made[0]["role"] == "system"], {"role": "user", "content": "Summary: " + self.words()}]
@@ -382,3 +402,13 @@ _made: dict[str, ChatTemplate] = {}
 
 def _template(name: str) -> ChatTemplate:
     return _made.setdefault(name, ChatTemplate(name))
+
+
+if __name__ == "__main__":
+    import asyncio
+    import sys
+
+    from tests.chat_templates import TEMPLATES
+
+    made = asyncio.run(talk([*TEMPLATES, "engines"], int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0))
+    print(made.table(), *made.wrong, sep="\n")

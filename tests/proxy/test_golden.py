@@ -59,7 +59,7 @@ SCENARIOS: dict[str, Scenario] = {
     "aborted": (cut, leave, {**USER, "stream": True}),
     "failed": (lambda: replays("vllm/err-context-length"), post, USER),
 }
-COMPLETE = {"ok", "streamed_tool_call", "n2"}
+COMPLETE = {"ok", "streamed_tool_call", "n2", "token_in"}
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

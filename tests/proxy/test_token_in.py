@@ -1,0 +1,389 @@
+"""Token-in through the proxy, against a double of vLLM with a real template and tokenizer (`template_engine`)."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import proxy.token_in
+from capture.sequences import Turn, merge
+from capture.threads import Threads
+from proxy.errors import SettingsError
+from tests.chat_templates import encode
+from tests.conversations import TOOLS
+from tests.proxy.conftest import Bench, Started
+from tests.proxy.fake_engine import FakeEngine
+from tests.proxy.template_engine import TemplateEngine
+from tests.proxy.test_golden import EXAMPLES, steady
+from train.coverage import coverage
+
+STOP = "<|im_end|>"
+
+
+def tool_call(number: int) -> str:
+    """As a model writes it: no space after the colons, which no template writes so; reasoning before, a space after."""
+    arguments = json.dumps(
+        {"cmd": f"sed -n {number}p notes.txt", "lines": [number, 1.5], "why": None}, separators=(",", ":")
+    )
+    return (
+        f"<think>\nline {number} next\n</think>\n\nReading line {number}. \n"
+        f'<tool_call>\n{{"name": "run", "arguments": {arguments}}}\n</tool_call>{STOP}'
+    )
+
+
+class Client:
+    """An agent that rebuilds messages: arguments are written anew, spaces trimmed, reasoning dropped."""
+
+    def __init__(self, bench: Bench, *, stream: bool = False, **more: Any) -> None:
+        self.bench = bench
+        self.stream = stream
+        self.more = more
+        self.messages: list[dict[str, Any]] = [
+            {"role": "system", "content": "You read files."},
+            {"role": "user", "content": "Read notes.txt line by line."},
+        ]
+
+    async def ask(self) -> dict[str, Any]:
+        body = {"model": "m", "messages": self.messages, "tools": TOOLS, "stream": self.stream, **self.more}
+        answer = await self.bench.client.post("/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        if not self.stream:
+            message: dict[str, Any] = answer.json()["choices"][0]["message"]
+            return message
+        message = {"role": "assistant"}
+        for line in answer.text.split("\n\n"):
+            data = line.removeprefix("data: ")
+            if data and data != "[DONE]":
+                for choice in json.loads(data)["choices"]:
+                    message |= {name: value for name, value in choice["delta"].items() if value}
+        return message
+
+    async def turn(self) -> None:
+        said = await self.ask()
+        back: dict[str, Any] = {"role": "assistant", "content": (said.get("content") or "").strip()}
+        results: list[dict[str, Any]] = []
+        for call in said.get("tool_calls") or ():
+            arguments = json.dumps(json.loads(call["function"]["arguments"]), indent=1, sort_keys=True)
+            function = {"name": call["function"]["name"], "arguments": arguments}
+            back.setdefault("tool_calls", []).append({"id": call["id"], "type": "function", "function": function})
+            results.append({"role": "tool", "tool_call_id": call["id"], "content": "a line of text\n"})
+        self.messages += [back, *(results or [{"role": "user", "content": "Go on."}])]
+
+
+def extending(bench: Bench) -> int:
+    """How many calls continue another one, by their tokens alone."""
+    threads = Threads()
+    for call in bench.calls():
+        assert call.capture is not None and call.capture.complete and call.capture.prompt_token_ids is not None
+        threads.place(
+            call.number,
+            call.capture.prompt_token_ids,
+            [one.token_ids for one in call.capture.completions if one.token_ids is not None],
+        )
+    return sum(one.parent is not None for one in threads.placements.values())
+
+
+def told(bench: Bench) -> list[dict[str, Any]]:
+    return [json.loads(line)["metadata"].get("token_in") for line in bench.journal.read_bytes().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("template", "stream", "turns"),
+    [("qwen3_training", True, 20), ("qwen3_training", False, 5), ("qwen3", False, 5), ("qwen2_5", True, 5)],
+)
+async def test_turns_extend_whatever_the_client_rewrites(
+    started: Started, template: str, stream: bool, turns: int
+) -> None:
+    double = TemplateEngine(template, [tool_call(n) for n in range(turns + 1)])
+    async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
+        client = Client(bench, stream=stream)
+        for _ in range(turns + 1):
+            await client.turn()
+        rows = told(bench)
+        assert [row["bridged"] for row in rows] == [False, *[True] * turns]
+        assert rows[0]["reason"] == "begins" and all(row["reason"] is None for row in rows[1:])
+        assert [row["continues"] for row in rows[1:]] == list(range(turns))
+        assert extending(bench) == turns
+        assert [call.capture.prompt_token_ids for call in bench.calls() if call.capture] == double.prompts
+        # The agent's conversation stands as it is in the record; ids stand in no request body.
+        assert "kv_transfer_params" not in json.dumps(bench.calls()[-1].request_body)
+        [one] = list(coverage(bench.journal))
+        assert f"{turns}/{turns} prompts extend the previous call; {turns} calls bridged by token-in" in one.line
+        assert one.summary["token_in"]["saved"] == turns
+        assert sum("was bridged; rendered again" in line for line in one.explained) == turns
+        sequence = merge(_turns(bench), _placements(bench))[0]
+        assert sequence.sampled == sum(len(encode(tool_call(n))) for n in range(turns + 1))
+
+
+@pytest.mark.parametrize("template", ["qwen3_training", "qwen2_5"])
+async def test_without_token_in_the_same_conversation_breaks(started: Started, template: str) -> None:
+    double = TemplateEngine(template, [tool_call(n) for n in range(6)])
+    async with FakeEngine(double.answer()) as engine, started(engine.url) as bench:
+        client = Client(bench)
+        for _ in range(6):
+            await client.turn()
+        assert extending(bench) == 0
+        assert told(bench) == [None] * 6
+        assert not any(one.path in ("/tokenize", "/detokenize") for one in engine.calls)
+
+
+def _turns(bench: Bench) -> list[Turn]:
+    made = []
+    for call in bench.calls():
+        assert call.capture is not None and call.capture.prompt_token_ids is not None
+        made.append(Turn(call.number, call.line, call.capture.prompt_token_ids, call.capture.completions))
+    return made
+
+
+def _placements(bench: Bench) -> Any:
+    threads = Threads()
+    for turn in _turns(bench):
+        threads.place(turn.call, turn.prompt, [one.token_ids for one in turn.choices if one.token_ids is not None])
+    return threads.placements
+
+
+async def test_a_cut_reply_is_closed_by_tokens_that_are_not_trained_on(started: Started) -> None:
+    cut = encode("The notes begin with a lo")
+    double = TemplateEngine("qwen2_5", [cut, "Yes." + STOP, "Done." + STOP])
+    async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
+        client = Client(bench)
+        for _ in range(3):
+            await client.turn()
+        assert [row["bridged"] for row in told(bench)] == [False, True, True]
+        assert [row.get("closing_ids") for row in told(bench)] == [None, 2, 0]
+        closing = encode(STOP + "\n")
+        held = double.prompts[0] + cut
+        assert double.prompts[1][: len(held) + 2] == held + closing
+        [sequence] = merge(_turns(bench), _placements(bench))
+        ids, mask = sequence.completion_ids.tolist(), sequence.completion_mask
+        assert [one for one, kept in zip(ids, mask, strict=True) if kept] == [
+            *cut, *encode("Yes." + STOP), *encode("Done." + STOP)
+        ]  # fmt: skip
+        assert mask[: len(cut) + 2] == [1] * len(cut) + [0, 0]
+        assert len(sequence.logprobs) == sequence.sampled
+
+
+async def test_a_changed_conversation_is_sent_as_it_is_and_says_why(started: Started) -> None:
+    double = TemplateEngine("qwen2_5", [tool_call(n) for n in range(8)])
+    async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
+        client = Client(bench)
+        await client.turn()
+        kept = list(client.messages)
+        await client.turn()
+        client.messages = [{**kept[0], "content": "You write files."}, *kept[1:]]
+        await client.turn()
+        client.messages = [*kept[:1], {"role": "user", "content": "Another question."}, *kept[2:]]
+        await client.turn()
+        client.messages, client.more = kept, {"tools": TOOLS[:1]}
+        await client.turn()
+        client.messages, client.more = [kept[0], {"role": "user", "content": "Summary: line 0 was read."}], {}
+        await client.turn()
+        rows = told(bench)
+        assert [row["reason"] for row in rows] == [
+            "begins", None, "system_changed", "history_edited", "tools_changed", "begins"
+        ]  # fmt: skip
+        assert double.given == [False, True, False, False, False, False]
+        [one] = list(coverage(bench.journal))
+        assert any("call 3 was not bridged: the agent changed what was said before" in line for line in one.explained)
+        state = await bench.proxy.session_state("default")
+        assert state["token_in"]["bridged"] == 1
+
+
+async def test_what_the_proxy_writes_of_a_bridged_call_is_the_golden_line(started: Started) -> None:
+    double = TemplateEngine("qwen2_5", [tool_call(0), "Done." + STOP])
+    async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
+        client = Client(bench)
+        await client.turn()
+        await client.turn()
+        line = json.loads(bench.journal.read_bytes().splitlines()[1])
+    path = EXAMPLES / "token_in.json"
+    if os.environ.get("GOLDEN") == "write":
+        path.write_text(json.dumps(line, indent=1) + "\n")
+    assert steady(line) == steady(json.loads(path.read_text()))
+    assert line["metadata"]["token_in"]["rendered_prompt_token_ids"] != double.prompts[1]
+
+
+async def test_branches_of_one_conversation_are_both_bridged(started: Started) -> None:
+    double = TemplateEngine("qwen2_5", [tool_call(0), "One." + STOP, "Two." + STOP, "Three." + STOP])
+    async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
+        client = Client(bench)
+        await client.turn()
+        fork = list(client.messages)
+        await client.turn()
+        client.messages = [*fork[:-1], {**fork[-1], "content": "another line"}]
+        await client.turn()
+        await client.turn()
+        assert [row.get("continues") for row in told(bench)] == [None, 0, 0, 2]
+
+
+async def test_required_and_not_to_be_had_is_refused_before_anything_is_sent(started: Started) -> None:
+    double = TemplateEngine("qwen2_5", [tool_call(n) for n in range(3)])
+    async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="require") as bench:
+        client = Client(bench)
+        await client.turn()
+        await client.turn()
+        edited = [*client.messages]
+        edited[2] = {**edited[2], "content": "I read nothing."}
+        answer = await bench.client.post("/chat/completions", json={"model": "m", "messages": edited, "tools": TOOLS})
+        assert answer.status_code == 422
+        assert (
+            "token-in is required, and this call cannot be bridged: the agent changed"
+            in answer.json()["error"]["message"]
+        )
+        assert len(double.prompts) == 2
+        call = bench.calls()[-1]
+        assert (call.outcome, call.status_code) == ("error", 422)
+        assert told(bench)[-1]["reason"] == "history_edited"
+        await client.turn()
+        assert told(bench)[-1]["bridged"] is True
+
+
+async def test_an_engine_that_takes_no_prompt_ids_says_so(started: Started) -> None:
+    double = TemplateEngine("qwen2_5", [tool_call(0)] * 3)
+    async with FakeEngine(double.answer(), engine="vllm") as engine:
+        async with started(engine.url, token_in="auto", engine="llamacpp") as bench:
+            answer = await bench.client.post(
+                "/chat/completions", json={"model": "m", "messages": [{"role": "user", "content": "x"}]}
+            )
+            assert answer.status_code == 200
+            assert told(bench) == [
+                {
+                    "mode": "auto",
+                    "bridged": False,
+                    "reason": "engine_cannot",
+                    "detail": "this engine takes no prompt ids on its chat route; vLLM and SGLang do",
+                }
+            ]
+            answer = await bench.client.post("/completions", json={"model": "m", "prompt": "x"})
+
+
+async def test_an_engine_that_ignores_the_ids_is_found_out(started: Started) -> None:
+    double = TemplateEngine("qwen2_5", [tool_call(n) for n in range(4)])
+    double.ignores_prompts = True
+    async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
+        client = Client(bench)
+        for _ in range(4):
+            await client.turn()
+        rows = told(bench)
+        assert [row["reason"] for row in rows] == ["begins", "prompt_not_used", "turned_off", "turned_off"]
+        assert not any(row["bridged"] for row in rows)
+        assert "answered to other prompt ids" in rows[3]["detail"]
+        assert double.given == [False, True, False, False]
+
+
+async def test_an_engine_that_refuses_the_ids_is_called_plainly(started: Started) -> None:
+    double = TemplateEngine("qwen2_5", [tool_call(n) for n in range(3)])
+    double.refuses_prompts = True
+    async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
+        client = Client(bench)
+        for _ in range(3):
+            await client.turn()
+        rows = told(bench)
+        assert [row["reason"] for row in rows] == ["begins", "engine_refused", "engine_refused"]
+        assert "kv_transfer_params: not here" in rows[1]["detail"]
+        assert all(call.capture is not None and call.capture.complete for call in bench.calls())
+
+
+async def test_an_engine_without_a_tokenizer_route_costs_the_bridge_alone(started: Started) -> None:
+    double = TemplateEngine("qwen2_5", [tool_call(n) for n in range(3)])
+    double.no_tokenizer = True
+    async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
+        client = Client(bench)
+        for _ in range(3):
+            await client.turn()
+        assert [row["reason"] for row in told(bench)] == ["begins", "no_rendering", "no_rendering"]
+
+
+async def test_a_tokenizer_that_renders_otherwise_turns_token_in_off(started: Started) -> None:
+    double = TemplateEngine("qwen2_5", [tool_call(n) for n in range(3)])
+    double.renders_otherwise = True
+    async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
+        client = Client(bench)
+        for _ in range(3):
+            await client.turn()
+        assert [row["reason"] for row in told(bench)] == ["begins", "rendering_differs", "turned_off"]
+        state = await bench.proxy.session_state("default")
+        assert state["token_in"]["turned_off"] == "the engine's /tokenize does not render as its chat route does"
+
+
+async def test_a_prompt_that_would_read_otherwise_is_not_sent(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault anywhere in the bridge is caught by reading the whole prompt beside the rendering."""
+    from capture import bridge as rules
+
+    real = rules.bridge
+
+    def faulty(*args: Any, **more: Any) -> Any:
+        made = real(*args, **more)
+        if isinstance(made, rules.Bridge):
+            object.__setattr__(made, "prompt", rules.Ids.of(made.prompt.tolist()[:-1] + encode("word")))
+        return made
+
+    monkeypatch.setattr(proxy.token_in, "bridge", faulty)
+    double = TemplateEngine("qwen2_5", [tool_call(n) for n in range(3)])
+    async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
+        client = Client(bench)
+        for _ in range(3):
+            await client.turn()
+        assert [row["reason"] for row in told(bench)] == ["begins", "prompt_reads_otherwise", "turned_off"]
+        assert double.given == [False, False, False]
+
+
+async def test_a_fault_of_the_proxys_own_costs_the_bridge_alone(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError("broken")
+
+    monkeypatch.setattr(proxy.token_in, "bridge", broken)
+    double = TemplateEngine("qwen2_5", [tool_call(n) for n in range(2)])
+    async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
+        client = Client(bench)
+        await client.turn()
+        await client.turn()
+        assert told(bench)[1]["reason"] == "failed"
+        assert "ZeroDivisionError" in told(bench)[1]["detail"]
+
+
+async def test_old_calls_make_room_and_are_not_mistaken_for_new_conversations(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy.token_in, "MEMORY", 1)
+    double = TemplateEngine("qwen2_5", [tool_call(n) for n in range(2)])
+    async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
+        client = Client(bench)
+        await client.turn()
+        await client.turn()
+        assert told(bench)[1]["reason"] == "parent_forgotten"
+
+
+async def test_sessions_hold_nothing_of_each_other(started: Started, tmp_path: Path) -> None:
+    double = TemplateEngine("qwen2_5", [tool_call(n) for n in range(3)])
+    async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
+        client = Client(bench)
+        await client.turn()
+        other = await bench.proxy.open_session("other", journal=tmp_path / "other.jsonl", token_in="auto")
+        body = {"model": "m", "messages": client.messages, "tools": TOOLS}
+        answer = await bench.client.post(
+            "/chat/completions", json=body, headers={"authorization": f"Bearer {other.api_key}"}
+        )
+        assert answer.status_code == 200
+        line = json.loads((tmp_path / "other.jsonl").read_bytes())
+        assert line["metadata"]["token_in"]["reason"] == "begins"
+
+
+async def test_a_session_may_ask_for_it_and_must_capture(started: Started, tmp_path: Path) -> None:
+    double = TemplateEngine("qwen2_5", [])
+    async with FakeEngine(double.answer()) as engine, started(engine.url) as bench:
+        await bench.proxy.open_session("a", journal=tmp_path / "a.jsonl", token_in="require")
+        assert (await bench.proxy.session_state("a"))["token_in"]["mode"] == "require"
+        assert (await bench.proxy.session_state("default"))["token_in"] is None
+        with pytest.raises(SettingsError, match="--token-in must be one of off, auto, require"):
+            await bench.proxy.open_session("b", journal=tmp_path / "b.jsonl", token_in="on")
+        with pytest.raises(SettingsError, match="needs the captured ids"):
+            await bench.proxy.open_session("c", journal=tmp_path / "c.jsonl", token_in="auto", capture=False)
