@@ -70,8 +70,8 @@ class Told:
         changed = sum(self.continuing.values()) - sum(self.honest.values())
         rows.append(
             f"\n{self.conversations} conversations, {sum(self.continuing.values())} calls that go on, {changed} of "
-            f"them changed or not to be bridged; {sum(self.bridged.values())} bridged, {self.exact} of them held to the "
-            f"template's own text id by id, {len(self.wrong)} wrong"
+            f"them changed or not to be bridged; {sum(self.bridged.values())} bridged, {self.exact} of them held to "
+            f"the template's own text, {len(self.wrong)} wrong"
         )
         return "\n".join(rows)
 

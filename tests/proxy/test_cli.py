@@ -31,6 +31,7 @@ OPTIONS: dict[str, tuple[str, str, Any]] = {
     "--host": ("127.0.0.2", "host", "127.0.0.2"), "--port": ("8123", "port", 8123), "--key": ("sk-2", "key", "sk-2"),
     "--engine": ("vllm", "engine", "vllm"), "--model": ("m", "model", "m"), "--probe": ("0", "probe", False),
     "--buffered": ("1", "buffered", True), "--fsync": ("1", "fsync", True),
+    "--token-in": ("require", "token_in", "require"),
     "--policy-version": ("step-1", "policy_version", "step-1"),
     "--sampling": ('{"temperature": 1.0}', "sampling", {"temperature": 1.0}),
     "--admin-host": ("127.0.0.3", "admin_host", "127.0.0.3"), "--admin-port": ("8124", "admin_port", 8124),
@@ -101,6 +102,8 @@ UP = ("--upstream", "http://127.0.0.1:1/v1")
     ("arguments", "environment", "words"),
     [
         ((), {}, "--upstream is missing"),
+        ((*UP, "--token-in", "on"), {}, "--token-in must be one of off, auto, require"),
+        ((*UP, "--token-in", "auto"), {"BENCHFLOW_CAPTURE_TOKEN_LOGPROBS": "0"}, "--token-in needs the captured ids"),
         (("--upstream", "localhost:8000"), {}, "not an http address"),
         (("--upstream", "http://[::1"), {}, "is no address"),
         (("--upstream", "http://a b/v1"), {}, "impossible port|no address|not an http address"),

@@ -288,6 +288,7 @@ def test_config_holds_the_capture_setting_and_no_secret(tmp_path: Path, docker_c
         (["-a", "nop", "--sandbox", "podman"], "--sandbox podman is not known; docker is"),
         (["-a", "nop", "--agent-env", "NOT_SET_HERE"], "give NAME=VALUE, or the NAME of a variable that is set here"),
         (["-a", "nop", "--sampling", "hot"], "--sampling hot: give NAME=VALUE"),
+        (["-a", "nop", "--token-in", "on"], "--token-in must be one of off, auto, require"),
         (["-a", "nop", "--sampling", "{hot}"], "--sampling {hot} is no JSON object"),
         (["-a", "nop", "--job", "a/b"], "a job's name is one folder's name"),
         (["-a", "nop", "--verifier-sandbox", "own"], "must be shared or separate, not own"),
