@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from proxy.errors import Refusal
 
 CHAT: TypeAdapter[Any] = TypeAdapter(CompletionCreateParams)
 RESPONSES = Responses()
+CODEX = Path(__file__).parent / "transcripts/codex"
 ANSWER, OTHER = "a" * 32, "b" * 32
 USER = {"role": "user", "content": "hi"}
 SAID_HI = {"role": "user", "content": "hi"}
@@ -374,3 +376,34 @@ def test_the_request_itself_is_not_changed() -> None:
     before = json.dumps(body)
     RESPONSES.translate(body, {})
     assert json.dumps(body) == before
+
+
+# what Codex 0.171 sends (long texts shortened)
+
+
+def recorded(name: str) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads((CODEX / f"{name}.json").read_text())
+    return body
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted(CODEX.iterdir())])
+def test_what_codex_sends_is_a_chat_request(name: str) -> None:
+    body = recorded(name)
+    made = RESPONSES.translate(body, {})
+    CHAT.validate_python(made.chat)
+    assert [message["role"] for message in made.chat["messages"]][:3] == ["system", "user", "user"]
+    assert {"prompt_cache_key", "client_metadata"} <= set(made.dropped)
+    calls = [item for item in body["input"] if item["type"] in ("function_call", "custom_tool_call")]
+    told = [call for message in made.chat["messages"] for call in message.get("tool_calls", ())]
+    assert [call["id"] for call in told] == [item["call_id"] for item in calls]
+    assert [call["function"]["name"] for call in told] == [item["name"] for item in calls]
+
+
+def test_what_codex_sends_after_a_patch() -> None:
+    made = RESPONSES.translate(recorded("apply-patch"), {})
+    roles = [message["role"] for message in made.chat["messages"]]
+    assert roles == ["system", "user", "user", "assistant", "tool", "assistant", "tool", "assistant", "tool"]
+    assert made.chat["messages"][3]["reasoning"] == "I think so."
+    names = [tool["function"]["name"] for tool in made.chat["tools"]]
+    assert "apply_patch" in names and "multi_agent_v1__spawn_agent" in names and "web_search" not in names
+    assert "tools[9] (web_search)" in made.dropped and "tools[3].format" in made.dropped

@@ -1,0 +1,53 @@
+"""What agents really sent, as chat requests: vLLM's own model of a request takes every one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.app import DIALECTS
+from proxy.dialects.base import Dialect
+
+TRANSCRIPTS = Path(__file__).parents[1] / "proxy/transcripts"
+#: Agents by the dialect they speak; their requests are recorded in a folder of their name.
+AGENTS = {"codex": "/v1/responses"}
+#: Runs in vLLM's own environment: standard input is a list of requests, standard output what it says of each.
+CHECK = """
+import json, sys
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+told = []
+for body in json.load(sys.stdin):
+    try:
+        made = ChatCompletionRequest.model_validate(body)
+        told.append({"unknown": sorted(made.model_extra or ()), "tools": len(made.tools or ())})
+    except Exception as error:
+        told.append({"error": str(error)})
+print("CHECKED" + json.dumps(told))
+"""
+
+
+def recorded() -> list[tuple[str, Dialect, dict[str, Any]]]:
+    by_path = {dialect.path: dialect for dialect in DIALECTS}
+    return [
+        (f"{agent}/{path.stem}", by_path[route], json.loads(path.read_text()))
+        for agent, route in AGENTS.items()
+        for path in sorted((TRANSCRIPTS / agent).glob("*.json"))
+    ]
+
+
+def test_recorded_requests_are_valid_for_vllm() -> None:
+    python = Path.home() / ".cache/capture-vllm/venv/bin/python"
+    if not python.exists():
+        pytest.fail(f"{python} is missing: `make live` installs it (about 3 GB, once)")
+    requests = recorded()
+    assert len(requests) >= 3
+    chats = [dialect.translate(body, {}).chat for _, dialect, body in requests]
+    done = subprocess.run([python, "-c", CHECK], input=json.dumps(chats), capture_output=True, text=True, timeout=300)
+    assert "CHECKED" in done.stdout, done.stderr[-2000:]
+    told = json.loads(done.stdout.split("CHECKED")[1])
+    for (name, _, _), chat, one in zip(requests, chats, told, strict=True):
+        assert one == {"unknown": [], "tools": len(chat.get("tools", ()))}, name
