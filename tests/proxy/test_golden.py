@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,28 @@ from tests.proxy.fake_engine import Answer, FakeEngine, Seen, replays, streams, 
 EXAMPLES = Path(__file__).parents[2] / "capture/schemas/examples"
 TOOL_CALL = transcript("vllm/tool-auto-forced-stream")[0]["body"]
 USER = {"model": "my-policy", "messages": [{"role": "user", "content": "Name two colours."}], "max_tokens": 10}
+#: The same call as Codex makes it.
+RESPONSES_CALL = {
+    "model": "my-policy",
+    "input": [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Use the tools."}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Is it fine in Paris?"}]},
+    ],
+    "tools": [
+        {"type": "function", "strict": False, **TOOL_CALL["tools"][0]["function"]},
+        {"type": "web_search"},
+    ],
+    "reasoning": {"summary": "auto"}, "include": ["reasoning.encrypted_content"], "store": False, "stream": True,
+    "max_output_tokens": 60, "prompt_cache_key": "thread-1",
+}  # fmt: skip
 
 
 async def post(bench: Bench, body: dict[str, Any]) -> None:
     await bench.client.post("/chat/completions", json=body)
+
+
+async def respond(bench: Bench, body: dict[str, Any]) -> None:
+    await bench.client.post("/responses", json=body)
 
 
 async def leave(bench: Bench, body: dict[str, Any]) -> None:
@@ -58,8 +77,9 @@ SCENARIOS: dict[str, Scenario] = {
     "n2": (lambda: replays("vllm/chat-n2-stream"), post, {**USER, "n": 2, "stream": True}),
     "aborted": (cut, leave, {**USER, "stream": True}),
     "failed": (lambda: replays("vllm/err-context-length"), post, USER),
+    "translated_responses": (lambda: replays("vllm/tool-auto-forced-stream"), respond, RESPONSES_CALL),
 }
-COMPLETE = {"ok", "streamed_tool_call", "n2", "token_in"}
+COMPLETE = {"ok", "streamed_tool_call", "n2", "token_in", "translated_responses"}
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -78,7 +98,7 @@ async def test_what_the_proxy_writes_is_the_golden_line(started: Started, name: 
 
 def steady(line: dict[str, Any]) -> dict[str, Any]:
     """A line without what differs between two runs."""
-    made: dict[str, Any] = json.loads(json.dumps(line))
+    made: dict[str, Any] = json.loads(re.sub(r"_[0-9a-f]{32}", "_id", json.dumps(line)))
     for place, fields in (
         (made, ("duration_ms",)),
         (made["request"], ("timestamp", "headers")),
