@@ -193,3 +193,12 @@ def test_the_troubleshooting_table_quotes_messages_that_are_really_said() -> Non
 def anchor(heading: str) -> str:
     """GitHub's anchor of a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+def test_no_merge_was_left_half_done() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, timeout=60)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    marks = (b"\n<<<<<<< ", b"\n>>>>>>> ")
+    paths = [ROOT / name.decode() for name in listed.stdout.split(b"\0") if name]
+    assert not [path for path in paths if path.is_file() and any(mark in b"\n" + path.read_bytes() for mark in marks)]
