@@ -8,7 +8,6 @@ import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import orjson
 from starlette.applications import Starlette
@@ -17,17 +16,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from proxy.agent import Agent, reply_headers
 from proxy.dialects.base import Dialect
 from proxy.dialects.messages import Messages
 from proxy.dialects.responses import Responses
-from proxy.errors import ProxyError, Refusal, SessionError, SettingsError, UpstreamError
-from proxy.exchange import REDIRECTED
+from proxy.errors import ProxyError, SessionError, SettingsError
 from proxy.metrics import Metrics
-from proxy.relay import CHAT, COMPLETIONS, Relay, Translated, refuse
+from proxy.relay import CHAT, COMPLETIONS, Relay, Translated
 from proxy.replicas import Replicas
 from proxy.sessions import Session, Sessions
 from proxy.settings import Settings, check_engine, check_key, check_token_in, check_top_logprobs
+from proxy.side_routes import CountTokens, Models
 
 DIALECTS: tuple[Dialect, ...] = (Messages(), Responses())
 
@@ -38,6 +36,7 @@ def agent_app(sessions: Sessions, settings: Settings, metrics: Metrics) -> ASGIA
     routes = [
         Route(CHAT, Relay("openai-chat", CHAT, sessions, settings, metrics), methods=["POST"]),
         Route(COMPLETIONS, Relay("openai-completions", COMPLETIONS, sessions, settings, metrics), methods=["POST"]),
+        Route("/v1/messages/count_tokens", CountTokens(Messages(), sessions, settings), methods=["POST"]),
         *(Route(one.path, Translated(one, sessions, settings, metrics), methods=["POST"]) for one in DIALECTS),
         Route("/v1/models", models, methods=["GET"]),
         Route("/v1/models/{model:path}", models, methods=["GET"]),
@@ -71,43 +70,6 @@ class ForgivingPaths:
             scope["path"] = path
             scope["raw_path"] = path.encode("utf-8", "replace")
         await self.app(scope, receive, send)
-
-
-class Models:
-    """`GET /v1/models`, from the session's engine."""
-
-    def __init__(self, sessions: Sessions) -> None:
-        self.sessions = sessions
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        agent = Agent(scope, receive, send)
-        session: Session | None = None
-        try:
-            session = self.sessions.authorize(agent.headers, scope.get("capture.session"))
-            replica = session.route()
-            if replica is None:
-                raise Refusal(502, "the engine cannot be reached; is it up?")
-            headers = replica.auth([*agent.upstream_headers(), (b"accept-encoding", b"identity")])
-            try:
-                response = await replica.client.send("GET", _models_path(scope["path"]), headers, b"")
-                try:
-                    data = await response.read()
-                finally:
-                    response.close()
-            except UpstreamError as error:
-                raise Refusal(502, str(error)) from error
-            if 300 <= response.status < 400:
-                raise Refusal(502, REDIRECTED)
-            await agent.answer(response.status, reply_headers(response.headers, replica.scrub), replica.scrub(data))
-        except Refusal as refusal:
-            await refuse(agent, session, refusal)
-
-
-def _models_path(path: str) -> str:
-    """The path as it goes on: what stands in a model's name is escaped, and leads nowhere but to models."""
-    if any(part in (".", "..") for part in path.split("/")):
-        raise Refusal(404, f"{path} is not served here")
-    return quote(path, safe="/:@!$&'()*+,;=~")
 
 
 async def health(request: Request) -> Response:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import orjson
 
 from capture.engines import detect, engine, sampling_defaults
-from capture.engines.base import Engine, Reader
+from capture.engines.base import Engine, Question, Reader
 from proxy.errors import UpstreamError
 from proxy.hosted import HostedClient
 from proxy.settings import upstream_base
 from proxy.upstream import Client, Headers, HttpClient, Timeouts
+
+T = TypeVar("T")
 
 #: A replica that could not be reached is left alone for this long, unless no other is left.
 REST = 5.0
@@ -84,12 +87,18 @@ class Replica:
     async def answer_questions(self, engine: Engine, reader: Reader) -> None:
         """Asks what the engine's answer does not say and its other routes do (llama.cpp: the prompt's ids)."""
         questions = engine.questions(reader)
-        if questions is None:
-            return
-        with suppress(UpstreamError, StopIteration):
+        if questions is not None:
+            with suppress(UpstreamError):
+                await self.ask(questions)
+
+    async def ask(self, questions: Generator[Question, Any, T]) -> T:
+        """What the questions come to, each answered with JSON or None. Raises `UpstreamError`."""
+        try:
             path, body = next(questions)
             while True:
                 path, body = questions.send(await self.get_json(path, method="POST", body=body))
+        except StopIteration as end:
+            return cast(T, end.value)
 
     def scrub(self, data: bytes) -> bytes:
         """`data` without this engine's key and address: for errors, and for headers; never for model text."""

@@ -26,6 +26,8 @@ from proxy.upstream import Headers, Response
 
 NOT_OBJECT = "the request's body is no JSON object"
 NO_CHAT = "the engine's answer is no chat completion"
+#: llama.cpp answers 500 to an image that its model cannot read; a client would ask again, and again.
+OWN_FAULT = "input is not supported"
 CUT_OFF = "the engine's answer broke off before its end"
 
 
@@ -81,9 +83,17 @@ class TranslatedExchange(Exchange):
         if chunk is None:
             return b""
         if first:
-            prompt = reader.sampled.prompt_ids()
-            reply.prompt_tokens = None if prompt is None else len(prompt)
+            self._acquaint()
         return reply.chunk(chunk)
+
+    def _acquaint(self) -> None:
+        """Tells the reply what only the engine's file and the record know."""
+        reader, reply = self.reader, self.reply
+        assert reader is not None and reply is not None
+        prompt = reader.sampled.prompt_ids()
+        reply.prompt_tokens = None if prompt is None else len(prompt)
+        reply.repeats_prefill = reader.engine.repeats_prefill
+        reply.matched_stop = reader.engine.matched_stop(reader)
 
     def _stream_over(self) -> None:
         assert self.reader is not None and self.reply is not None
@@ -92,6 +102,7 @@ class TranslatedExchange(Exchange):
         elif not self.reader.finished:
             raise UpstreamBroke(CUT_OFF)
         else:
+            self.reply.matched_stop = self.reader.engine.matched_stop(self.reader)
             self._held.append(self.reply.end())
 
     async def _whole(self, response: Response) -> None:
@@ -109,11 +120,10 @@ class TranslatedExchange(Exchange):
         if not isinstance(chat, dict) or not chat.get("choices"):
             reader.began = False  # nothing of it was an answer
             raise UpstreamBroke(NO_CHAT)
+        self._acquaint()
         if not self.request.streams:
             self._reply = 200, self._headers(response), orjson.dumps(reply.whole(chat))
             return
-        prompt = reader.sampled.prompt_ids()
-        reply.prompt_tokens = None if prompt is None else len(prompt)
         self._holding = True
         self._held += [reply.chunk(chunk) for chunk in stream_of(chat, include_usage=True)]
         self._held.append(reply.end())
@@ -126,7 +136,9 @@ class TranslatedExchange(Exchange):
         data = self._scrub(await response.read())
         self._note_error(response.status, data)
         said = loads(data)
-        self._error_reply(response.status, error_text(said) or _bare(data, response.status), said, response)
+        message = error_text(said) or _bare(data, response.status)
+        status = 400 if response.status == 500 and OWN_FAULT in message else response.status
+        self._error_reply(status, message, said, response)
 
     def _engine_error(self, error: dict[str, Any]) -> None:
         """An error inside an answer that began with 200: an event where the agent has seen some of it."""

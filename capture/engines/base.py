@@ -62,6 +62,8 @@ class Engine:
     echoes_logprobs: ClassVar[bool] = False
     #: Whether its chat route takes a prompt's ids in place of messages, and it renders and decodes when asked.
     takes_prompt_ids: ClassVar[bool] = False
+    #: Whether the answer to a chat that ends with the assistant's own words begins with them.
+    repeats_prefill: ClassVar[bool] = False
 
     def ask(self, wire: str, body: dict[str, Any], wants: Wants) -> Ask:
         """The call to make for an agent's `body` (which is not changed)."""
@@ -77,6 +79,22 @@ class Engine:
 
     def questions(self, reader: Reader) -> Generator[Question, Any, None] | None:
         """Further requests, `(path, body)`, whose JSON answers are sent back in; None where the answer says it all."""
+        return None
+
+    def count_prompt(self, body: dict[str, Any]) -> Generator[Question, Any, int | None] | None:
+        """Requests that tell how many tokens a chat request's prompt has; None where the engine has no such route."""
+        return self._counted(body) if self.takes_prompt_ids else None
+
+    def _counted(self, body: dict[str, Any]) -> Generator[Question, Any, int | None]:
+        path, asked = self.render(body, body["messages"], to_be_answered=not body.get("continue_final_message"))
+        if body.get("continue_final_message"):
+            asked["continue_final_message"] = True
+        ids = self.rendered((yield path, asked))
+        return None if ids is None else len(ids)
+
+    def matched_stop(self, reader: Reader) -> str | None:
+        """The stop string that ended the answer, where the engine does not say it in the answer itself; "" for one of
+        several."""
         return None
 
     # token-in

@@ -22,6 +22,7 @@ from capture.record import Ids
 class LlamaCpp(Engine):
     name: ClassVar[str] = "llamacpp"
     null_when_unasked: ClassVar[frozenset[str]] = frozenset()
+    repeats_prefill: ClassVar[bool] = True
 
     def ask(self, wire: str, body: dict[str, Any], wants: Wants) -> Ask:
         ask = Ask(dict(body))
@@ -85,6 +86,19 @@ class LlamaCpp(Engine):
             return None
         return _prompt_ids(reader)
 
+    def count_prompt(self, body: dict[str, Any]) -> Generator[Question, Any, int | None]:
+        return _counted(body)
+
+    def matched_stop(self, reader: Reader) -> str | None:
+        """The answer does not say it; but the token that ends a stop string is the only one without an entry."""
+        stops, choice = reader.request.get("stop"), reader.sampled.choices.get(0)
+        if not stops or choice is None or choice.finish_reason != "stop" or not choice.tokens or _spells(choice):
+            return None
+        if reader.told("completion_tokens") != len(choice.tokens) + 1:
+            return None
+        stops = [stops] if isinstance(stops, str) else stops
+        return str(stops[0]) if len(stops) == 1 else ""
+
 
 def _may_lack(choice: Choice, request: dict[str, Any]) -> bool:
     """Whether a choice that nobody counted may lack a token: of a stop string, of a character, of one cut in half."""
@@ -106,16 +120,33 @@ _TEMPLATE_FIELDS: Final = (
 )  # fmt: skip
 
 
+def _rendered(body: dict[str, Any]) -> Question:
+    return "/apply-template", {name: body[name] for name in _TEMPLATE_FIELDS if body.get(name) is not None}
+
+
+def _tokenized(text: str) -> Question:
+    return "/tokenize", {"content": text, "add_special": True, "parse_special": True}
+
+
+def _counted(body: dict[str, Any]) -> Generator[Question, Any, int | None]:
+    if _has_media(body.get("messages")):
+        return None
+    rendered = yield _rendered(body)
+    text = rendered.get("prompt") if isinstance(rendered, dict) else None
+    if not isinstance(text, str):
+        return None
+    answer = yield _tokenized(text)
+    tokens = answer.get("tokens") if isinstance(answer, dict) else None
+    return len(tokens) if isinstance(tokens, list) else None
+
+
 def _prompt_ids(reader: Reader) -> Generator[Question, Any, None]:
     body = reader.request
     if reader.wire == CHAT:
         if _has_media(body.get("messages")):
             reader.ask.unavailable["prompt_token_ids"] = why("prompt_has_media")
             return
-        rendered = yield (
-            "/apply-template",
-            {name: body[name] for name in _TEMPLATE_FIELDS if body.get(name) is not None},
-        )
+        rendered = yield _rendered(body)
         text = rendered.get("prompt") if isinstance(rendered, dict) else None
     else:
         text = body.get("prompt")
@@ -125,7 +156,7 @@ def _prompt_ids(reader: Reader) -> Generator[Question, Any, None]:
     if not isinstance(text, str):
         reader.ask.unavailable["prompt_token_ids"] = why("prompt_route_missing")
         return
-    answer = yield "/tokenize", {"content": text, "add_special": True, "parse_special": True}
+    answer = yield _tokenized(text)
     tokens = answer.get("tokens") if isinstance(answer, dict) else None
     reader.sampled.prompt = Ids.from_json(tokens)
     if reader.sampled.prompt is None:

@@ -66,6 +66,10 @@ class Reply(ABC):
 
     #: How many tokens the prompt has, where that is known before the first chunk.
     prompt_tokens: int | None = None
+    #: Whether the engine's answer begins with the words of the assistant that it was to go on from.
+    repeats_prefill: bool = False
+    #: The stop string that ended the answer, where only the engine's file can tell; "" for one of several.
+    matched_stop: str | None = None
 
     @abstractmethod
     def chunk(self, chunk: dict[str, Any]) -> bytes:

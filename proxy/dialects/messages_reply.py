@@ -27,11 +27,13 @@ ERROR_TYPES = {
 
 
 class MessageReply(Reply):
-    """One answer. `stops` are the stop sequences of the request, `model` what the agent called the model."""
+    """One answer. `stops` are the stop sequences of the request, `prefill` the text it goes on from."""
 
-    def __init__(self, model: str, stops: list[str]) -> None:
+    def __init__(self, model: str, stops: list[str], prefill: str) -> None:
         self.model = model
         self.stops = stops
+        self.prefill = prefill
+        self._to_skip = prefill
         self._started = False
         self._index = -1
         self._kind: str | None = None
@@ -70,6 +72,8 @@ class MessageReply(Reply):
             self._thought.append(thought)
             out += self._fill(b'{"type":"thinking_delta","thinking":', thought)
         text = delta.get("content") or delta.get("refusal")
+        if text and self._to_skip and self.repeats_prefill:
+            text = self._skip(text)
         if text and isinstance(text, str):
             if self._kind != "text":
                 out += self._open("text", b'{"type":"text","text":""}')
@@ -79,6 +83,16 @@ class MessageReply(Reply):
             if isinstance(call, dict):
                 out += self._call(call)
         return out
+
+    def _skip(self, text: str) -> str:
+        """What of a piece of text is not the prefill again."""
+        left, self._to_skip = self._to_skip, ""
+        if text.startswith(left):
+            return text[len(left) :]
+        if left.startswith(text):
+            self._to_skip = left[len(text) :]
+            return ""
+        return text
 
     def _call(self, call: dict[str, Any]) -> bytes:
         """Opens a tool call, or goes on with one: by the engine's index, for the last one where there is none."""
@@ -96,6 +110,7 @@ class MessageReply(Reply):
         if arguments and not isinstance(arguments, str):
             arguments = orjson.dumps(arguments).decode()
         if arguments:
+            self._arguments.append(arguments)
             out += self._fill(b'{"type":"input_json_delta","partial_json":', arguments, self._tools[at])
         return out
 
@@ -141,7 +156,8 @@ class MessageReply(Reply):
 
     def end(self) -> bytes:
         out = self._close()
-        reason, sequence = stop_of(self._finish, self._matched, bool(self._tools), self.stops)
+        arguments = "".join(self._arguments) if self._tools else None
+        reason, sequence = self._stop(self._finish, self._matched, arguments)
         last = {
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": sequence},
@@ -161,10 +177,13 @@ class MessageReply(Reply):
         choices = body.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
         message = choice.get("message")
-        content = blocks(message if isinstance(message, dict) else {})
-        calls = any(block["type"] == "tool_use" for block in content)
-        reason, sequence = stop_of(choice.get("finish_reason"), matched(choice), calls, self.stops)
-        made: dict[str, Any] = {
+        message = message if isinstance(message, dict) else {}
+        if self.repeats_prefill and self.prefill and str(message.get("content")).startswith(self.prefill):
+            message = {**message, "content": message["content"][len(self.prefill) :]}
+        content = blocks(message)
+        calls = written(message)
+        reason, sequence = self._stop(choice.get("finish_reason"), matched(choice), calls[-1][1] if calls else None)
+        return {
             "id": message_id(body),
             "type": "message",
             "role": "assistant",
@@ -174,7 +193,26 @@ class MessageReply(Reply):
             "stop_sequence": sequence,
             "usage": usage_of(body.get("usage")),
         }
-        return made
+
+    def _stop(self, finish: Any, matched: Any, arguments: str | None) -> tuple[str | None, str | None]:
+        """`stop_reason` and `stop_sequence`.
+
+        In chat a forced call ends with `stop`; here any call ends with `tool_use`, but one that a stop string cut,
+        which must not run. `arguments` are those of the last call, None where there is none.
+        """
+        if finish is None:
+            return None, None
+        if finish == "length":
+            return "max_tokens", None
+        if finish == "content_filter":
+            return "refusal", None
+        if arguments is not None and input_of(arguments) is not None:
+            return "tool_use", None
+        if isinstance(matched, str) and matched in self.stops:
+            return "stop_sequence", matched
+        if matched is None and self.matched_stop is not None:
+            return "stop_sequence", self.matched_stop or None
+        return ("tool_use" if arguments is not None or finish == "tool_calls" else "end_turn"), None
 
 
 def blocks(message: dict[str, Any]) -> list[dict[str, Any]]:
@@ -186,41 +224,42 @@ def blocks(message: dict[str, Any]) -> list[dict[str, Any]]:
     text = message.get("content") or message.get("refusal")
     if text and isinstance(text, str):
         made.append({"type": "text", "text": text})
-    calls = message.get("tool_calls")
-    for at, call in enumerate(calls if isinstance(calls, list) else ()):
-        function = call.get("function") if isinstance(call, dict) else None
-        if isinstance(function, dict):
-            made.append({
-                "type": "tool_use",
-                "id": call_id(call, at),
-                "name": str(function.get("name") or ""),
-                "input": input_of(function.get("arguments")),
-            })  # fmt: skip
+    for at, call in _calls(message):
+        name = str(call["function"].get("name") or "")
+        given = input_of(_arguments(call)) or {}
+        made.append({"type": "tool_use", "id": call_id(call, at), "name": name, "input": given})
     return made
 
 
-def input_of(arguments: Any) -> dict[str, Any]:
-    """A tool call's arguments as the object that `input` must be; empty where they are none (cut off, or made wrong):
-    `metadata.chat_response` of the record holds them as they were sampled."""
-    if isinstance(arguments, str):
-        try:
-            arguments = orjson.loads(arguments)
-        except orjson.JSONDecodeError:
-            return {}
-    return arguments if isinstance(arguments, dict) else {}
+def written(message: dict[str, Any]) -> list[tuple[str, str]]:
+    """Id and arguments of each tool call, the arguments as the model wrote them."""
+    return [(call_id(call, at), _arguments(call)) for at, call in _calls(message)]
 
 
-def stop_of(finish: Any, stopped_by: Any, calls: bool, stops: list[str]) -> tuple[str | None, str | None]:
-    """`stop_reason` and `stop_sequence`. A forced call ends with `stop` in chat; here any call ends with `tool_use`."""
-    if finish is None:
-        return None, None
-    if finish == "length":
-        return "max_tokens", None
-    if finish == "content_filter":
-        return "refusal", None
-    if isinstance(stopped_by, str) and stopped_by in stops:
-        return "stop_sequence", stopped_by
-    return ("tool_use" if calls or finish == "tool_calls" else "end_turn"), None
+def input_of(arguments: str) -> dict[str, Any] | None:
+    """A tool call's arguments as the object that `input` must be; None where they are none (cut off, or made wrong).
+
+    The agent then gets an empty one; `metadata.chat_response` of the record holds them as they were sampled.
+    """
+    try:
+        value = orjson.loads(arguments or "{}")
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _calls(message: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
+    calls = message.get("tool_calls")
+    return [
+        (at, call)
+        for at, call in enumerate(calls if isinstance(calls, list) else ())
+        if isinstance(call, dict) and isinstance(call.get("function"), dict)
+    ]
+
+
+def _arguments(call: dict[str, Any]) -> str:
+    told = call["function"].get("arguments")
+    return told if isinstance(told, str) else "" if told is None else orjson.dumps(told).decode()
 
 
 def matched(choice: dict[str, Any]) -> Any:

@@ -1,0 +1,25 @@
+"""The official Anthropic client against the embedded engine, through the proxy: every case of the table."""
+
+from __future__ import annotations
+
+import anthropic
+import pytest
+
+from sandbox.engine import EmbeddedEngine
+from tests.proxy.conftest import Started
+from tests.proxy.messages_cases import CASES
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_the_official_client(started: Started, engine: EmbeddedEngine, name: str) -> None:
+    async with started(engine.base_url) as bench:
+        root = bench.proxy.base_url.removesuffix("/v1")
+        async with anthropic.AsyncAnthropic(base_url=root, api_key="x", max_retries=0) as api:
+            await CASES[name](api, engine.model)
+        calls = bench.calls()
+    for call in calls:
+        assert call.metadata["dialect"] == "anthropic-messages" and call.request["path"] == "/v1/messages"
+        if call.outcome == "ok":
+            assert call.capture is not None and call.metadata["chat_response"]["choices"]
+        else:
+            assert call.outcome == "error" and call.response_body["type"] == "error"
