@@ -1,7 +1,7 @@
 """What the official Anthropic client does against a real engine: one table, for the embedded one and for vLLM.
 
-A case gets a client whose base URL is the proxy, and the name of the model. Whatever a small model says, the shape of it
-and the counts must hold.
+A case gets a client whose base URL is the proxy, and the name of the model. Whatever a small model says, its shape and
+the counts must hold.
 """
 
 from __future__ import annotations
@@ -32,10 +32,8 @@ SHOWN: list[Any] = [
 ]
 WEATHER: Any = {"name": "get_weather", "description": "The weather of a city", "input_schema": SCHEMA}
 CLOCK: Any = {"name": "get_time", "description": "The time in a city", "input_schema": SCHEMA}
-CALLED: list[Any] = [
-    *ASK,
-    {"role": "assistant", "content": [{"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Paris"}}]},
-]  # fmt: skip
+CALL: dict[str, Any] = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Paris"}}
+CALLED: list[Any] = [*ASK, {"role": "assistant", "content": [CALL]}]
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
 
