@@ -33,15 +33,15 @@ QUEUED = 256
 
 def converse(
     scene: Scene, pipe: Pipe, *, name: str, hint: str = "", model_id: str | None = None,
-    meta: dict[str, Any] | None = None, handshake: float = HANDSHAKE,
+    meta: dict[str, Any] | None = None, handshake: float | None = None,
 ) -> str:  # fmt: skip
     """Gives the scene's prompt to the agent behind `pipe` and returns its stop reason.
 
-    Raises `AgentError`: `acp_error` for what is no ACP or takes more than `handshake` seconds to begin, `pipe_closed`
+    Raises `AgentError`: `acp_error` for what is no ACP or takes more than `handshake` (60) seconds, `pipe_closed`
     for an agent that ended, `timeout` when the prompt outran its budget. `hint` says what to try where it never began;
     `model_id` is set where the agent begins with another; `meta` goes with `session/new`: what only this agent knows.
     """
-    return asyncio.run(_Talk(scene, pipe, name, hint, handshake).run(model_id, meta))
+    return asyncio.run(_Talk(scene, pipe, name, hint, handshake or HANDSHAKE).run(model_id, meta))
 
 
 class _Talk:

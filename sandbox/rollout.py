@@ -172,6 +172,8 @@ class Rollout:
             self.after_act(box)
         if failed := self.model_failure():
             raise failed
+        if model is not None and not self.tally.get("calls"):
+            raise AgentError(f"{agent.name} ended its turn without one call to its model")
         self.watch.say(f"[{self.task.name}]   → {self.stop_reason}, {self.trajectory.tool_calls} total tool calls")
 
     def after_act(self, box: Box) -> None:

@@ -10,6 +10,7 @@ from sandbox.box import Box
 
 PACKAGE = "@agentclientprotocol/claude-agent-acp@0.101.0"
 PROGRAM = f"{HOME}/claude/node_modules/.bin/claude-agent-acp"
+HINT = f"what works is {PACKAGE} on Node.js 22 (bench agents bake claude --from IMAGE makes it)"
 #: What a coding task needs of its two dozen tools; --agent-env CLAUDE_TOOLS=Bash,Edit,Task names others.
 TOOLS = "Bash,Edit,Glob,Grep,Read,Write"
 
@@ -42,7 +43,7 @@ class Claude:
             "MAX_THINKING_TOKENS": "0",
         }
         options = {"tools": scene.env.get("CLAUDE_TOOLS", TOOLS).split(","), "promptSuggestions": False}
-        return scene.talk([PROGRAM], env, name=self.name, meta={"claudeCode": {"options": options}})
+        return scene.talk([PROGRAM], env, name=self.name, hint=HINT, meta={"claudeCode": {"options": options}})
 
 
 #: Side calls, compaction, updates, telemetry, and beta fields that no engine knows.

@@ -9,6 +9,7 @@ from sandbox.box import Box
 ADAPTER = "@agentclientprotocol/codex-acp@2.6.0"
 CODEX = "@openai/codex@0.166.0"
 PROGRAM = f"{HOME}/codex/node_modules/.bin/codex-acp"
+HINT = f"the pair that works is {ADAPTER} with {CODEX} (bench agents bake codex --from IMAGE makes it)"
 
 
 class Codex:
@@ -31,7 +32,7 @@ class Codex:
             "INITIAL_AGENT_MODE": "agent-full-access",
             "NO_BROWSER": "1",
         }
-        return scene.talk([PROGRAM], env, name=self.name)
+        return scene.talk([PROGRAM], env, name=self.name, hint=HINT)
 
 
 def config(scene: Scene) -> str:

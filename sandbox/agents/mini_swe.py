@@ -33,6 +33,7 @@ $pip --no-deps 'mini-swe-agent=={VERSION}'
 MSWEA_CONFIGURED=true MSWEA_SILENT_STARTUP=1 {ROOT}/bin/mini --help >/dev/null
 """
 
+NOT_RUN = "action was not executed"
 #: How it says why it ended -> a stop reason in ACP's words.
 STOPS = {"Submitted": "end_turn", "LimitsExceeded": "max_turn_requests", "TimeExceeded": "max_turn_requests"}
 
@@ -131,7 +132,9 @@ def tell(trajectory: Trajectory, transcript: dict[str, Any]) -> None:
                 )  # fmt: skip
         elif role == "tool":
             shown = [{"type": "content", "content": {"type": "text", "text": text}}]
-            failed = (message.get("extra") or {}).get("returncode") not in (0, None)
+            extra = message.get("extra") or {}
+            # The command that ends its run is not run; it says so as an error.
+            failed = extra.get("returncode") not in (0, None) and extra.get("exception_info") != NOT_RUN
             status = "failed" if failed else "completed"
             trajectory.tool(str(message.get("tool_call_id")), status=status, content=shown, raw_output=text)
 

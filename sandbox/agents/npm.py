@@ -21,7 +21,7 @@ set -e
 root=$1 major=$2 node=$3; shift 3
 mkdir -p "$root/bin"; cd "$root"
 new_enough() {
-  command -v node >/dev/null 2>&1 && node -e "process.exit(+process.versions.node.split('.')[0] < $major)"
+  command -v node >/dev/null 2>&1 && node -e "process.exit(+process.versions.node.split('.')[0] < $major ? 1 : 0)"
 }
 if new_enough && command -v npm >/dev/null; then
   ln -sf "$(command -v node)" bin/node

@@ -11,6 +11,7 @@ from sandbox.box import Box
 
 PACKAGE = "opencode-ai@1.18.33"
 PROGRAM = f"{HOME}/opencode/node_modules/.bin/opencode"
+HINT = f"what works is {PACKAGE} (bench agents bake opencode --from IMAGE makes it)"
 
 
 class OpenCode:
@@ -34,7 +35,8 @@ class OpenCode:
             "OPENCODE_DISABLE_AUTOCOMPACT": "1",
             "OPENCODE_DISABLE_PRUNE": "1",
         }
-        return scene.talk([PROGRAM, "acp"], env, name=self.name, model_id=f"benchflow/{scene.model.name}")
+        model = f"benchflow/{scene.model.name}"
+        return scene.talk([PROGRAM, "acp"], env, name=self.name, hint=HINT, model_id=model)
 
 
 def config(scene: Scene) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from sandbox.box import Box
 
 PACKAGE = "@qwen-code/qwen-code@0.24.4"
 PROGRAM = f"{HOME}/qwen-code/node_modules/.bin/qwen"
+HINT = f"what works is {PACKAGE} on Node.js 22 (bench agents bake qwen-code --from IMAGE makes it)"
 
 
 class QwenCode:
@@ -33,7 +34,7 @@ class QwenCode:
             "QWEN_DISABLE_AUTO_TITLE": "1",
         }
         command = [PROGRAM, "--acp", "--auth-type", "openai", "--approval-mode", "yolo"]
-        return scene.talk(command, env, name=self.name)
+        return scene.talk(command, env, name=self.name, hint=HINT)
 
 
 def settings(scene: Scene) -> dict[str, Any]:

@@ -1,0 +1,47 @@
+"""Every agent for real, in containers: against the scripted engine, then against a real model that can do little.
+
+The scripted engine is a test double; what is real here is the agent, its settings, its dialect, the proxy, the records.
+Three of the agents run in `tests/sandbox/test_agents.py` too. About a minute an agent, the installing included.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sandbox.agents import find_agent
+from sandbox.engine import EmbeddedEngine
+from sandbox.provider import Provider
+from sandbox.task import load_task
+from tests.sandbox.agent_runs import TASK, check_whole, read_back, scripted
+from tests.sandbox.support import attempt
+
+pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("docker_client"), pytest.mark.timeout(900)]
+
+#: The agent -> calls beside its own (a title), and its tool calls: mini-swe-agent ends by one.
+AGENTS = {
+    "claude": (1, 2), "codex": (0, 2), "opencode": (1, 2), "qwen-code": (0, 2), "mini-swe-agent": (0, 3), "pi": (0, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_each_agent_leaves_a_training_grade_rollout(tmp_path: Path, name: str) -> None:
+    side_calls, tool_calls = AGENTS[name]
+    check_whole(scripted(tmp_path, name), side_calls=side_calls, tool_calls=tool_calls)
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_each_agent_comes_to_a_clean_end_with_a_small_model(tmp_path: Path, engine: EmbeddedEngine, name: str) -> None:
+    """4096 tokens are less than some agents' own prompts: the engine's refusal, in the agent's dialect, then ends it."""
+    provider = Provider(f"llamacpp/{engine.model}", "llamacpp", engine.model, engine.base_url, None, True)
+    seen = attempt(tmp_path, load_task(TASK), find_agent(name), provider=provider, timeout=240.0)
+    result, run = seen.result, read_back(seen, [])
+    print(name, result["stop_reason"], result["error_category"], result["error"], run.covered.line)
+    assert seen.reward in (0.0, 1.0) and result["verifier_error"] is None
+    assert run.calls, "it never came to its model"
+    assert result["error_category"] in (None, "provider_rejected", "agent_error", "acp_error"), result["error"]
+    for call in run.calls:
+        assert call.outcome in ("ok", "error"), call.outcome
+        if call.outcome == "error":
+            assert call.status_code == 400 and "context" in str(call.response_body).lower()

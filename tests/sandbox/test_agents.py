@@ -1,0 +1,205 @@
+"""The agents of other people: what each is told, what is read from it, and that none of them can hang or hide.
+
+Three of them run here for real, one a dialect, in containers against the scripted engine; the others, and all of them
+with a real model, in `tests/live/test_agents.py`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox import acp
+from sandbox.agents import AGENTS, Agent, Model, Scene, claude, codex, find_agent, mini_swe, npm, opencode, pi, qwen
+from sandbox.box import Box, file_archive, run
+from sandbox.docker import Container, Limits, connect
+from sandbox.errors import InstallError
+from sandbox.hardening import SAFE_PATH, Prepared, Scan
+from sandbox.job import Options, run_job
+from sandbox.progress import Progress
+from sandbox.provider import Provider
+from sandbox.rollout import Plan
+from sandbox.trajectory import Trajectory
+from tests.sandbox.agent_runs import check_whole, scripted
+from tests.sandbox.scripted_engine import ScriptedEngine
+from tests.sandbox.support import Seen, make_task
+
+RECORDED = Path(__file__).parent / "data"
+#: The program that each agent is started by: in its place the tests put one that misbehaves.
+PROGRAMS = {
+    "pi-acp": f"{pi.ROOT}/node_modules/.bin/pi-acp",
+    "claude-agent-acp": claude.PROGRAM,
+    "codex-acp": codex.PROGRAM,
+    "opencode": opencode.PROGRAM,
+    "qwen-code": qwen.PROGRAM,
+    "mini-swe-agent": f"{mini_swe.ROOT}/bin/mini",
+}
+
+
+def scene_of(tmp_path: Path, **env: str) -> Scene:
+    prepared = Prepared("agent", "/home/agent", "/app", SAFE_PATH, Scan(), {})
+    model = Model("http://172.17.0.1:9/v1", 'key-with-"quotes"', "my-policy")
+    trajectory = Trajectory(tmp_path / "acp_trajectory.jsonl")
+    box: Any = None
+    return Scene(box, make_task(tmp_path), prepared, "write", model, env, trajectory, tmp_path / "agent", 9.0)
+
+
+@pytest.mark.parametrize(("given", "window"), [({}, 128_000), ({"BENCHFLOW_CONTEXT_WINDOW": "32768"}, 32_768)])
+def test_each_agent_is_told_its_context(tmp_path: Path, given: dict[str, str], window: int) -> None:
+    scene = scene_of(tmp_path, **given)
+    provider: Any = pi.models(scene)["providers"]
+    assert provider["benchflow"]["models"][0]["contextWindow"] == window
+    assert opencode.config(scene)["provider"]["benchflow"]["models"]["my-policy"]["limit"]["context"] == window
+    assert qwen.settings(scene)["model"]["generationConfig"]["contextWindowSize"] == window
+    told = tomllib.loads(codex.config(scene))
+    assert told["model_context_window"] == window < told["model_auto_compact_token_limit"]
+
+
+def test_a_context_that_is_no_number_is_not_told(tmp_path: Path) -> None:
+    assert scene_of(tmp_path, BENCHFLOW_CONTEXT_WINDOW="much").window == 128_000
+
+
+def test_codex_settings_are_toml_whatever_the_names_hold(tmp_path: Path) -> None:
+    scene = scene_of(tmp_path)
+    scene.model = Model("http://h:9/v1", "k", 'a "quoted" \\ name')
+    told = tomllib.loads(codex.config(scene))
+    assert told["model"] == 'a "quoted" \\ name'
+    assert told["model_providers"]["benchflow"]["wire_api"] == "responses"
+
+
+def test_every_agent_that_is_installed_says_its_version() -> None:
+    pinned = {agent.name: agent.version for agent in AGENTS if agent.version}
+    assert set(pinned) == set(PROGRAMS)
+    assert all(any(character.isdigit() for character in version) for version in pinned.values())
+
+
+@pytest.mark.parametrize(("alias", "name"), [("claude", "claude-agent-acp"), ("codex", "codex-acp"), ("pi", "pi-acp")])
+def test_short_names_are_known(alias: str, name: str) -> None:
+    assert find_agent(alias).name == find_agent(name).name == name
+
+
+def test_mini_swe_agents_transcript_becomes_a_trajectory(tmp_path: Path) -> None:
+    trajectory = Trajectory(tmp_path / "acp_trajectory.jsonl")
+    mini_swe.tell(trajectory, json.loads((RECORDED / "mini-swe-agent.json").read_text()))
+    calls = trajectory.events
+    assert [event["type"] for event in calls] == ["tool_call"] * 3
+    assert [event["raw_input"]["command"] for event in calls] == [
+        "printf 42 > /app/answer.txt", "cat /app/answer.txt", "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT",
+    ]  # fmt: skip
+    assert {event["status"] for event in calls} == {"completed"}
+    assert '"output": "42"' in calls[1]["raw_output"]
+
+
+@pytest.mark.parametrize("broken", [{}, {"messages": None}, {"messages": ["x", {"role": "tool"}, {"role": "exit"}]}])
+def test_a_broken_transcript_tells_what_it_can(tmp_path: Path, broken: dict[str, Any]) -> None:
+    mini_swe.tell(Trajectory(tmp_path / "t.jsonl"), broken)
+
+
+MISBEHAVES = """#!/usr/bin/env python3
+import json, os, sys, time
+def say(**message): print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
+mode = os.environ["MODE"]
+if mode == "exits 1":
+    print("I give up", file=sys.stderr)
+    sys.exit(1)
+if mode == "hangs":
+    time.sleep(600)
+if "-o" in sys.argv:  # mini-swe-agent speaks no protocol: its flood is what it prints
+    for _ in range(100): print("x" * 1_000_000)
+    sys.exit(0)
+for line in sys.stdin:
+    message = json.loads(line)
+    if message.get("method") == "initialize":
+        for _ in range(100_000): print("no protocol")
+        say(id=message["id"], result={"protocolVersion": 1})
+    elif message.get("method") == "session/prompt":
+        text = {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": "z" * 100_000}}
+        while True: say(method="session/update", params={"sessionId": "s", "update": text})
+    elif "id" in message:
+        say(id=message["id"], result={"sessionId": "s"})
+"""
+MODES = ("exits 1", "hangs", "floods")
+
+
+def misbehaving(agent: Agent) -> Agent:
+    """A double: the agent's own file, settings and launch, and in place of its program one that misbehaves."""
+
+    def install(box: Box) -> None:
+        folder, _, program = PROGRAMS[agent.name].rpartition("/")
+        run(box, ["mkdir", "-p", folder])
+        box.put(file_archive(program, MISBEHAVES.encode(), mode=0o755), folder)
+
+    made: dict[str, Any] = {"version": None, "install": staticmethod(install)}
+    kind: type[Any] = type("Misbehaving", (type(agent),), made)
+    double: Agent = kind()
+    return double
+
+
+def expected(name: str) -> dict[str, tuple[str, str]]:
+    """By mode, the category and how the sentence begins."""
+    if name == "mini-swe-agent":
+        return {
+            "exits 1": ("agent_error", "mini-swe-agent exited with code 1: I give up"),
+            "hangs": ("timeout", "Agent prompt exceeded wall-clock budget 4s"),
+            "floods": ("agent_error", "mini-swe-agent left no transcript"),
+        }
+    return {
+        "exits 1": ("pipe_closed", f"{name} exited with code 1: I give up"),
+        "hangs": ("acp_error", f"{name} did not answer initialize within 3 s; "),
+        "floods": ("acp_error", "the agent reported more than 64 MB about itself"),
+    }
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_an_agent_that_misbehaves_is_ended_and_named(
+    tmp_path: Path, docker_client: object, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(acp, "HANDSHAKE", 3.0)
+    tasks = [
+        make_task(tmp_path, name=mode.replace(" ", "-"), sandbox=f"env: {{MODE: {mode}}}", agent="timeout_sec: 4")
+        for mode in MODES
+    ]
+    out = io.StringIO()
+    with ScriptedEngine() as engine:
+        provider = Provider(f"vllm/{engine.model}", "vllm", engine.model, engine.base_url, None, True)
+        plan = Plan(job="bad", agent=misbehaving(find_agent(name)), provider=provider)
+        ended = run_job(plan, tasks, Options(tmp_path / "jobs"), Progress(out, live=False))
+    for mode in MODES:
+        folder = next((tmp_path / "jobs" / "bad").glob(f"{mode.replace(' ', '-')}__*"))
+        seen = Seen(ended, folder, "", out.getvalue())
+        category, words = expected(name)[mode]
+        assert seen.result["error_category"] == category, (mode, seen.result["error"])
+        assert seen.result["error"].startswith(words), (mode, seen.result["error"])
+        assert sum(path.stat().st_size for path in (folder / "agent").glob("*")) < 4 << 20
+
+
+@pytest.mark.docker
+def test_a_package_that_cannot_be_had_or_brings_another_program_is_said(docker_client: object) -> None:
+    """From a folder, so that no registry is asked: first one that is not there, then one without the program."""
+    box = Container.start(
+        connect(), "node:20-slim", name="benchflow-test-npm", limits=Limits(), labels={}, network="none"
+    )
+    try:
+        with pytest.raises(InstallError, match=r"broken cannot be installed in this image: .*/nowhere"):
+            npm.install_packages(box, "broken", ("/nowhere",), ("broken",))
+        run(box, ["mkdir", "-p", "/srv"])
+        box.put(file_archive("package.json", b'{"name": "other", "version": "1.0.0"}'), "/srv")
+        with pytest.raises(InstallError, match=r"/srv brought no program broken"):
+            npm.install_packages(box, "broken", ("/srv",), ("broken",))
+    finally:
+        box.remove()
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("name", "side_calls"), [("pi", 0), ("claude", 1), ("codex", 0)])
+def test_an_agent_of_each_dialect_leaves_a_training_grade_rollout(
+    tmp_path: Path, docker_client: object, name: str, side_calls: int
+) -> None:
+    check_whole(scripted(tmp_path, name), side_calls=side_calls)
