@@ -82,6 +82,8 @@ def _field(name: Any, item: Any) -> Any:
     if item is None or not isinstance(name, str):
         return item
     key = name.lower().replace("-", "_")
+    if key == "input" and isinstance(item, list):
+        return _each(item, _message)  # items of the responses dialect
     if key in _TEXT_FIELDS:
         return item
     if key == "messages":
@@ -95,11 +97,14 @@ def _field(name: Any, item: Any) -> Any:
 
 def _message(message: Any) -> Any:
     """A message's text stays; the addresses of its images do not keep their signatures."""
-    content = message.get("content") if isinstance(message, dict) else None
-    if not isinstance(content, list):
+    if not isinstance(message, dict):
         return message
-    new = _each(content, _part)
-    return message if new is content else {**message, "content": new}
+    for name in ("content", "output"):
+        content = message.get(name)
+        if isinstance(content, list):
+            new = _each(content, _part)
+            message = message if new is content else {**message, name: new}
+    return message
 
 
 def _part(part: Any) -> Any:

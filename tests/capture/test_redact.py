@@ -132,6 +132,18 @@ def test_no_text_takes_more_than_linear_time(text: str) -> None:
     assert time.perf_counter() - began < 3, "a megabyte takes a tenth of a second; a backtracking pattern takes minutes"
 
 
+def test_images_of_responses_items_lose_their_signatures_and_texts_stay() -> None:
+    signed, clean = "https://h/a.png?sig=abc", f"https://h/a.png?sig={REDACTED}"
+    secret = {"type": "input_text", "text": "key sk-abcDEF123456789012345"}
+    image = {"type": "input_image", "image_url": signed}
+    items = [{"role": "user", "content": [secret, image]}, {"type": "function_call_output", "output": [image]}, "text"]
+    kept = redact({"input": items})["input"]
+    assert kept[0]["content"] == [secret, {**image, "image_url": clean}]
+    assert kept[1]["output"] == [{**image, "image_url": clean}] and kept[2] == "text"
+    plain = {"input": [{"content": [secret]}, {"output": secret["text"]}]}
+    assert redact(plain) is plain
+
+
 def test_prompts_of_ids_and_images_cost_nothing() -> None:
     image = {"image_url": {"url": "data:" + "A" * 5_000_000}}
     body = {"prompt": list(range(100_000)), "messages": [{"content": [image]}]}
