@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,19 +28,16 @@ from capture.bridge import (
     reads_alike,
     with_other_text,
 )
-from capture.continues import Conversation, Held, Parent, Reply, parent, turn
+from capture.continues import Conversation, Parent, parent
 from capture.engines.base import CHAT, Engine, Question
 from capture.engines.reader import Reader
 from capture.record import Ids, TokenCapture
 from proxy.errors import NotBridged, UpstreamError
+from proxy.held import HeldCalls, held_call
 from proxy.replicas import Replica
 
 log = logging.getLogger("proxy")
 
-#: Bytes of held calls a session; the oldest go first. A call of 100,000 prompt ids takes about 1.2 MB.
-MEMORY = 32 << 20
-#: Replies that are remembered by a number each when their calls are not held any more.
-KNOWN = 100_000
 #: One bridge in so many is checked as a whole, after the first.
 AGAIN = 16
 #: Seconds that the engine's tokenizer may take for one round of questions, and how often in a row it may fail.
@@ -56,6 +53,7 @@ class Plan:
     continues: int | None = None
     prompt: Ids | None = None
     rendered: Ids | None = None
+    key: tuple[str, int] | None = None
     closing: int = 0
     reason: str | None = None
     detail: str | None = None
@@ -77,9 +75,7 @@ class TokenIn:
     off: str | None = None
     bridged: int = 0
     not_bridged: Counter[str] = field(default_factory=Counter)
-    _held: OrderedDict[int, Held] = field(default_factory=OrderedDict)
-    _size: int = 0
-    _known: dict[int, None] = field(default_factory=dict)
+    _held: HeldCalls = field(default_factory=HeldCalls)
     _trusted: set[tuple[str, int]] = field(default_factory=set)
     _read: set[tuple[str, int]] = field(default_factory=set)
     _rewrites: set[tuple[str, int]] = field(default_factory=set)
@@ -92,13 +88,13 @@ class TokenIn:
         try:
             plan.reason = await self._plan(plan, replica, engine, wire, body)
         except (UpstreamError, TimeoutError):
-            self._failures += 1
             plan.drop("no_rendering")
-            if self._failures >= FAILURES:
-                self._turn_off("no_rendering", f"{FAILURES} times in a row")
         except Exception as error:
             log.exception("session %s: token-in failed", self.session)
             plan.drop("failed", f"{type(error).__name__}: {error}")
+        self._failures = self._failures + 1 if plan.reason == "no_rendering" else 0
+        if self._failures >= FAILURES:
+            self._turn_off("no_rendering", f"{FAILURES} times in a row")
         return plan
 
     def require(self, plan: Plan) -> None:
@@ -122,7 +118,7 @@ class TokenIn:
         if self.off is not None:
             plan.detail = self.off
             return "turned_off" if now.replies else "begins"
-        found = parent(now, self._held.values(), self._known)
+        found = parent(now, self._held, self._held.known)
         if isinstance(found, str):
             return found
         plan.continues = found.held.call
@@ -135,50 +131,69 @@ class TokenIn:
     async def _bridge(
         self, plan: Plan, found: Parent, replica: Replica, engine: Engine, body: dict[str, Any]
     ) -> str | None:
-        now, messages, before = plan.conversation, body["messages"], found.held.conversation
-        assert now is not None
-        key = (replica.label, now.options)
-        first, cut = key not in self._trusted, found.reply.stop is None
-        questions = [
-            engine.render(body, messages, to_be_answered=True),
-            engine.render(body, messages[: now.replies], to_be_answered=False),
-        ]
-        if first:
-            if before.exact != now.exact[: len(before.exact)]:
-                return "unproved"
-            questions.append(engine.render(body, messages[: len(before.turns)], to_be_answered=True))
-        if cut and key not in self._closings:
-            questions += [engine.render(body, probe, to_be_answered=False) for probe in PROBES]
-        other = with_other_text(messages, now.replies) if key in self._rewrites else None
-        if other is not None:
-            questions[1] = engine.render(body, other, to_be_answered=True)
-        rendered, answered, *more = [engine.rendered(one) for one in await self._ask(replica, questions)]
-        if rendered is None or answered is None or None in more:
+        assert plan.conversation is not None
+        key = (replica.label, plan.conversation.options)
+        before, now = found.held.conversation.exact, plan.conversation.exact
+        same = before == now[: len(before)]
+        proof = len(before) if same and key not in self._trusted else None
+        answers = await self._render(found, replica, engine, body, key, plan.conversation.replies, proof)
+        if answers is None:
             return "no_rendering"
-        self._failures = 0
-        if other is not None:
-            answered = beginning(rendered, answered)
-        elif not rendered.startswith(answered) and not cut:
-            other = with_other_text(messages, now.replies)
-            if other is not None:
-                self._rewrites.add(key)
-                [answer] = await self._ask(replica, [engine.render(body, other, to_be_answered=True)])
-                if (changed := engine.rendered(answer)) is None:
-                    return "no_rendering"
-                answered = beginning(rendered, changed)
-        if first and more.pop(0) != found.held.rendered:
+        rendered, answered, proved = answers
+        plan.rendered, plan.key = rendered, key
+        if proof is not None and proved != found.held.rendered:
             self._turn_off("rendering_differs")
             return "rendering_differs"
-        if len(more) == 2:
-            self._closings[key] = closing_of(*(one for one in more if one is not None))
+        if not same and key not in self._trusted:
+            return "unproved"  # this call goes plainly, and is the proof: see `over`
+        self._trusted.add(key)
         made = bridge(rendered, answered, found, self._closings.get(key))
         if isinstance(made, str):
             return made
-        self._trusted.add(key)
         if (reason := await self._check(made, rendered, key, replica, engine)) is not None:
             return reason
-        plan.prompt, plan.rendered, plan.closing = made.prompt, rendered, made.closing
+        plan.prompt, plan.closing = made.prompt, made.closing
         return None
+
+    async def _render(
+        self,
+        found: Parent,
+        replica: Replica,
+        engine: Engine,
+        body: dict[str, Any],
+        key: tuple[str, int],
+        replies: int,
+        proof: int | None,
+    ) -> tuple[Ids, Ids, Ids | None] | None:
+        """R, A (see `capture.bridge`), and the first `proof` messages as a prompt where that is asked for."""
+        messages, cut = body["messages"], found.reply.stop is None
+        other = with_other_text(messages, replies) if key in self._rewrites else None
+        questions = [
+            engine.render(body, messages, to_be_answered=True),
+            engine.render(body, other or messages[:replies], to_be_answered=other is not None),
+        ]
+        if proof is not None:
+            questions.append(engine.render(body, messages[:proof], to_be_answered=True))
+        closing = cut and key not in self._closings
+        if closing:
+            questions += [engine.render(body, probe, to_be_answered=False) for probe in PROBES]
+        made = [one for answer in await self._ask(replica, questions) if (one := engine.rendered(answer)) is not None]
+        if len(made) < len(questions):
+            return None
+        rendered, answered = made[0], made[1]
+        if closing:
+            self._closings[key] = closing_of(*made[-2:])
+        if other is None and not cut and not rendered.startswith(answered):
+            other = with_other_text(messages, replies)
+            if other is not None:
+                self._rewrites.add(key)
+                [answer] = await self._ask(replica, [engine.render(body, other, to_be_answered=True)])
+                if (again := engine.rendered(answer)) is None:
+                    return None
+                answered = again
+        if other is not None:
+            answered = beginning(rendered, answered)
+        return rendered, answered, made[2] if proof is not None else None
 
     async def _check(
         self, made: Bridge, rendered: Ids, key: tuple[str, int], replica: Replica, engine: Engine
@@ -214,8 +229,6 @@ class TokenIn:
             self.off = REASONS[reason] + (f", {detail}" if detail else "")
             log.warning("session %s: token-in is off from now on: %s", self.session, self.off)
         self._held.clear()
-        self._known.clear()
-        self._size = 0
 
     # when the call is over
 
@@ -235,43 +248,18 @@ class TokenIn:
             plan.drop("prompt_not_told" if told is None else "prompt_not_used")
             if told is not None:
                 self._turn_off("prompt_not_used")
+        elif plan.prompt is None and outcome == "ok" and told is not None and plan.rendered is not None and plan.key:
+            if told == plan.rendered:
+                self._trusted.add(plan.key)
+            else:
+                self._turn_off("rendering_differs")
         if self.off is None and engine and plan.conversation is not None and outcome == "ok" and reader is not None:
             try:
-                self._hold(plan, call, engine, body, capture, reader)
+                rendered = plan.rendered if plan.prompt is not None else None
+                self._held.add(held_call(call, plan.conversation, rendered, engine, body, capture, reader.assembled()))
             except Exception as error:
                 log.exception("session %s: token-in cannot hold call %d (%s)", self.session, call, error)
         return self._record(plan)
-
-    def _hold(
-        self,
-        plan: Plan,
-        call: int,
-        engine: Engine,
-        body: dict[str, Any],
-        capture: TokenCapture | None,
-        reader: Reader,
-    ) -> None:
-        assert plan.conversation is not None
-        choices = reader.assembled().get("choices")
-        replies = tuple(_reply(engine, body, choice, capture) for choice in choices or () if isinstance(choice, dict))
-        prompt = None if capture is None else capture.prompt_token_ids
-        missing = capture is None or prompt is None or "prompt_token_ids" in capture.unavailable
-        held = Held(
-            call,
-            plan.conversation,
-            prompt or Ids(b""),
-            (plan.rendered if plan.prompt is not None and plan.rendered is not None else prompt) or Ids(b""),
-            replies,
-            "parent_incomplete" if missing else None,
-        )
-        self._held[call] = held
-        self._size += held.size
-        while self._size > MEMORY and self._held:
-            _, gone = self._held.popitem(last=False)
-            self._size -= gone.size
-            self._known |= dict.fromkeys(reply.turn for reply in gone.replies)
-        for key in list(self._known)[: max(0, len(self._known) - KNOWN)]:
-            del self._known[key]
 
     def _record(self, plan: Plan) -> dict[str, Any]:
         bridged = plan.prompt is not None
@@ -299,23 +287,6 @@ class TokenIn:
             "not_bridged": dict(self.not_bridged),
             "turned_off": self.off,
         }
-
-
-def _reply(engine: Engine, body: dict[str, Any], choice: dict[str, Any], capture: TokenCapture | None) -> Reply:
-    message = choice.get("message") or {}
-    index = choice.get("index")
-    one = next((one for one in (capture.completions if capture else ()) if one.index == index), None)
-    sampled = None if one is None else one.token_ids
-    if capture is None or not sampled or "completion_token_ids" in capture.unavailable:
-        return Reply(turn(message), Ids(b""), unusable="parent_incomplete")
-    ended = engine.ended(choice, body)
-    if ended == "stop_token":
-        return Reply(turn(message), sampled, stop=int(sampled.text.rpartition(b",")[2]))
-    if ended != "cut":
-        return Reply(turn(message), sampled, unusable="stop_string" if ended == "stop_string" else "parent_incomplete")
-    if message.get("tool_calls"):
-        return Reply(turn(message), sampled, unusable="cut_tool_call")
-    return Reply(turn(message), sampled, unusable=None if message.get("content") else "cut_in_reasoning")
 
 
 def _writable(body: dict[str, Any]) -> bool:

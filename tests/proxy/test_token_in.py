@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import proxy.held
 import proxy.token_in
 from capture.sequences import Turn, merge
 from capture.threads import Threads
@@ -220,6 +221,35 @@ async def test_branches_of_one_conversation_are_both_bridged(started: Started) -
         assert [row.get("continues") for row in told(bench)] == [None, 0, 0, 2]
 
 
+async def test_a_translated_dialect_is_bridged_like_any_chat(started: Started) -> None:
+    double = TemplateEngine("qwen2_5", [f"Line {n} says  so. " + STOP for n in range(4)])
+    async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "Read line by line."}]
+        for _ in range(4):
+            body = {"model": "m", "system": "Be brief.", "messages": messages, "max_tokens": 50}
+            answer = await bench.client.post("/messages", json=body)
+            assert answer.status_code == 200, answer.text
+            said = "".join(block.get("text", "") for block in answer.json()["content"])
+            messages += [
+                {"role": "assistant", "content": [{"type": "text", "text": said.strip()}]},
+                {"role": "user", "content": [{"type": "text", "text": "Go on."}]},
+            ]
+        assert [row["bridged"] for row in told(bench)] == [False, True, True, True]
+        assert extending(bench) == 3
+
+
+async def test_an_older_message_written_anew_puts_the_proof_off_by_one_call(started: Started) -> None:
+    """What /tokenize renders is held to the ids of a call whose messages are the same to the letter, or of this one."""
+    double = TemplateEngine("qwen2_5", [tool_call(n) for n in range(3)])
+    async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
+        client = Client(bench)
+        await client.turn()
+        client.messages[1] = {"role": "user", "content": [{"type": "text", "text": "Read notes.txt line by line. "}]}
+        await client.turn()
+        await client.turn()
+        assert [row["reason"] for row in told(bench)] == ["begins", "unproved", None]
+
+
 async def test_required_and_not_to_be_had_is_refused_before_anything_is_sent(started: Started) -> None:
     double = TemplateEngine("qwen2_5", [tool_call(n) for n in range(3)])
     async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="require") as bench:
@@ -353,7 +383,7 @@ async def test_a_fault_of_the_proxys_own_costs_the_bridge_alone(
 async def test_old_calls_make_room_and_are_not_mistaken_for_new_conversations(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proxy.token_in, "MEMORY", 1)
+    monkeypatch.setattr(proxy.held, "MEMORY", 1)
     double = TemplateEngine("qwen2_5", [tool_call(n) for n in range(2)])
     async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
         client = Client(bench)

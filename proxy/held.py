@@ -1,0 +1,78 @@
+"""The calls of a session that a later one may go on from: their messages as numbers, their ids, within bounds."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+from capture.continues import Conversation, Held, Reply, turn
+from capture.engines.base import Engine
+from capture.record import Ids, TokenCapture
+
+#: Bytes of held calls a session; the oldest go first. A call of 100,000 prompt ids takes about 1.2 MB.
+MEMORY = 32 << 20
+#: Replies that are remembered by a number each when their calls are not held any more.
+KNOWN = 100_000
+
+
+class HeldCalls:
+    def __init__(self) -> None:
+        self.known: dict[int, None] = {}
+        self._calls: OrderedDict[int, Held] = OrderedDict()
+        self._size = 0
+
+    def __iter__(self) -> Iterator[Held]:
+        return iter(self._calls.values())
+
+    def add(self, held: Held) -> None:
+        self._calls[held.call] = held
+        self._size += held.size
+        while self._size > MEMORY and self._calls:
+            _, gone = self._calls.popitem(last=False)
+            self._size -= gone.size
+            self.known |= dict.fromkeys(reply.turn for reply in gone.replies)
+        while len(self.known) > KNOWN:
+            del self.known[next(iter(self.known))]
+
+    def clear(self) -> None:
+        self._calls.clear()
+        self.known.clear()
+        self._size = 0
+
+
+def held_call(
+    call: int,
+    conversation: Conversation,
+    rendered: Ids | None,
+    engine: Engine,
+    body: dict[str, Any],
+    capture: TokenCapture | None,
+    answer: dict[str, Any],
+) -> Held:
+    """An answered call as one that may be continued. `answer` is the completed chat body; `rendered` what the template
+    makes of the messages where the prompt is another one.
+    """
+    choices = answer.get("choices")
+    replies = tuple(_reply(engine, body, one, capture) for one in choices or () if isinstance(one, dict))
+    prompt = None if capture is None else capture.prompt_token_ids
+    missing = capture is None or prompt is None or "prompt_token_ids" in capture.unavailable
+    prompt = prompt or Ids(b"")
+    return Held(call, conversation, prompt, rendered or prompt, replies, "parent_incomplete" if missing else None)
+
+
+def _reply(engine: Engine, body: dict[str, Any], choice: dict[str, Any], capture: TokenCapture | None) -> Reply:
+    message = choice.get("message") or {}
+    index = choice.get("index")
+    one = next((one for one in (capture.completions if capture else ()) if one.index == index), None)
+    sampled = None if one is None else one.token_ids
+    if capture is None or not sampled or "completion_token_ids" in capture.unavailable:
+        return Reply(turn(message), Ids(b""), unusable="parent_incomplete")
+    ended = engine.ended(choice, body)
+    if ended == "stop_token":
+        return Reply(turn(message), sampled, stop=int(sampled.text.rpartition(b",")[2]))
+    if ended != "cut":
+        return Reply(turn(message), sampled, unusable="stop_string" if ended == "stop_string" else "parent_incomplete")
+    if message.get("tool_calls"):
+        return Reply(turn(message), sampled, unusable="cut_tool_call")
+    return Reply(turn(message), sampled, unusable=None if message.get("content") else "cut_in_reasoning")
