@@ -33,7 +33,7 @@ def test_each_agent_leaves_a_training_grade_rollout(tmp_path: Path, name: str) -
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_each_agent_comes_to_a_clean_end_with_a_small_model(tmp_path: Path, engine: EmbeddedEngine, name: str) -> None:
-    """4096 tokens are less than some agents' own prompts: the engine's refusal, in the agent's dialect, then ends it."""
+    """4096 tokens are less than some agents take for themselves: a refusal in the agent's dialect is then its end."""
     provider = Provider(f"llamacpp/{engine.model}", "llamacpp", engine.model, engine.base_url, None, True)
     seen = attempt(tmp_path, load_task(TASK), find_agent(name), provider=provider, timeout=240.0)
     result, run = seen.result, read_back(seen, [])
