@@ -4,25 +4,29 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any
 
 #: Answers, or parts of them, that a session keeps; the oldest go first.
 MOST = 2048
+#: Characters, or bytes, of all that it keeps: whole conversations are among it.
+LARGEST = 32 << 20
 
 
 class Kept:
-    """Values by name; bounded, the latest stay."""
+    """Texts, or bytes, by name; bounded, the latest stay."""
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int = MOST, largest: int = LARGEST) -> None:
         self._most = most
-        self._held: OrderedDict[str, Any] = OrderedDict()
+        self._largest = largest
+        self._size = 0
+        self._held: OrderedDict[str, str | bytes] = OrderedDict()
 
-    def get(self, name: str, /) -> Any:
+    def get(self, name: str, /) -> str | bytes | None:
         return self._held.get(name)
 
-    def keep(self, values: Mapping[str, Any]) -> None:
+    def keep(self, values: Mapping[str, str | bytes]) -> None:
         for name, value in values.items():
+            self._size -= len(self._held.pop(name, ""))
             self._held[name] = value
-            self._held.move_to_end(name)
-        while len(self._held) > self._most:
-            self._held.popitem(last=False)
+            self._size += len(value)
+        while len(self._held) > self._most or self._size > self._largest:
+            self._size -= len(self._held.popitem(last=False)[1])

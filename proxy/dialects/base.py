@@ -29,7 +29,7 @@ class Translated:
 class Earlier(Protocol):
     """What a session keeps of its earlier answers, by a name that the dialect chose; bounded, so None is possible."""
 
-    def get(self, name: str, /) -> Any: ...
+    def get(self, name: str, /) -> str | bytes | None: ...
 
 
 class Dialect(ABC):
@@ -55,7 +55,7 @@ class Dialect(ABC):
         """An error's status and body in this dialect. `engine_error` is the engine's own parsed body, where it has one:
         nested under `error` (vLLM, llama.cpp) or flat (SGLang)."""
 
-    def keep(self, translated: Translated, chat: dict[str, Any], body: dict[str, Any]) -> Mapping[str, Any]:
+    def keep(self, translated: Translated, chat: dict[str, Any], body: dict[str, Any]) -> Mapping[str, str | bytes]:
         """What later calls of the session may need (`Earlier`), by name. Called after an answer that came whole:
         `chat` is the completed chat body, `body` the dialect's."""
         return {}

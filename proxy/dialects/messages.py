@@ -81,7 +81,7 @@ class Messages(Dialect):
         status = {422: 400, 503: 529}.get(status, status)
         return status, orjson.dumps(error_object(status, message))
 
-    def keep(self, translated: Translated, chat: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
+    def keep(self, translated: Translated, chat: dict[str, Any], body: dict[str, Any]) -> dict[str, str | bytes]:
         """The arguments of tool calls as the model wrote them: this dialect gives them to the agent parsed."""
         choices = chat.get("choices")
         message = choices[0].get("message") if isinstance(choices, list) and choices else None

@@ -9,6 +9,7 @@ from proxy.dialects.base import Dialect, Earlier, Reply, Translated
 from proxy.dialects.responses_errors import error_body
 from proxy.dialects.responses_events import ResponsesReply
 from proxy.dialects.responses_input import sampled_name
+from proxy.dialects.responses_items import dumps
 from proxy.dialects.responses_request import Context, translate
 from proxy.dialects.responses_tools import chat_name
 
@@ -27,13 +28,15 @@ class Responses(Dialect):
     def error(self, status: int, message: str, engine_error: Any = None) -> tuple[int, bytes]:
         return error_body(status, message, engine_error)
 
-    def keep(self, translated: Translated, chat: dict[str, Any], body: dict[str, Any]) -> Mapping[str, Any]:
+    def keep(self, translated: Translated, chat: dict[str, Any], body: dict[str, Any]) -> Mapping[str, str | bytes]:
         """The conversation so far, for `previous_response_id`, unless `store` is false; and the arguments of custom
         calls as they were sampled, for their text alone does not tell how they were written."""
         context: Context = translated.context
-        kept: dict[str, Any] = {sampled_name(call_id): arguments for call_id, arguments in _custom(context, chat, body)}
+        kept: dict[str, str | bytes] = {
+            sampled_name(call_id): arguments for call_id, arguments in _custom(context, chat, body)
+        }
         if context.store:
-            kept[body["id"]] = [*context.items, *body["output"]]
+            kept[body["id"]] = dumps([*context.items, *body["output"]])
         return kept
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import re
 from collections.abc import Callable
 from typing import Any, Final
@@ -48,7 +49,7 @@ def items_of(body: dict[str, Any], earlier: Earlier) -> list[tuple[str, dict[str
     before: list[tuple[str, dict[str, Any]]] = []
     previous = body.get("previous_response_id")
     if previous is not None:
-        held = earlier.get(str(previous))
+        held = _conversation(earlier, str(previous))
         if held is None:
             raise Refusal(
                 400,
@@ -72,11 +73,17 @@ def _resolved(item: Any, path: str, earlier: Earlier) -> dict[str, Any]:
     if item.get("type") != "item_reference":
         return item
     answer = answer_of(item)
-    for held in (earlier.get(f"resp_{answer}") if answer else None) or ():
+    for held in (_conversation(earlier, f"resp_{answer}") if answer else None) or ():
         if held.get("id") == item.get("id"):
-            found: dict[str, Any] = held
-            return found
+            return held
     raise Refusal(400, f"`{path}` refers to an item that is not known in this session: send the item itself")
+
+
+def _conversation(earlier: Earlier, response: str) -> list[dict[str, Any]] | None:
+    """The items up to the end of a response of this session."""
+    kept = earlier.get(response)
+    items: list[dict[str, Any]] | None = json.loads(kept) if isinstance(kept, bytes) else None
+    return items
 
 
 def messages_of(instructions: Any, items: list[tuple[str, dict[str, Any]]], earlier: Earlier) -> list[Message]:

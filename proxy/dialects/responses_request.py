@@ -31,13 +31,21 @@ class Context:
     store: bool
 
 
-#: Read by what follows; everything else is an engine's field, left out, or refused.
+#: Read by what follows.
 _READ: Final = frozenset(
     "model input instructions previous_response_id stream tools tool_choice parallel_tool_calls temperature top_p "
     "max_output_tokens text reasoning include top_logprobs store truncation metadata".split()
 )
 #: Sampling parameters beyond OpenAI's, as vLLM's own Responses route takes them too; they go on as they are.
-_ENGINE: Final = frozenset(SAMPLING) | {"thinking_token_budget", "skip_special_tokens", "spaces_between_special_tokens"}
+_ENGINE: Final = frozenset(SAMPLING).union(
+    "length_penalty thinking_token_budget skip_special_tokens spaces_between_special_tokens mm_processor_kwargs "
+    "priority cache_salt".split()
+)
+#: Who asks, what is billed, cached or shown, and what bounds tools that are not here: left out and told.
+_LEFT_OUT: Final = frozenset(
+    "user safety_identifier service_tier client_metadata prompt_cache_key prompt_cache_retention prompt_cache_options "
+    "max_tool_calls stream_options access_programs background_options image".split()
+)
 #: Names of other dialects, and what they are called here.
 _ELSEWHERE: Final = {
     "messages": "input",
@@ -108,6 +116,9 @@ def _refuse(body: dict[str, Any]) -> None:
     for name, harmless in _REFUSED.items():
         if body.get(name) not in harmless:
             raise Refusal(400, f"`{name}` is not served here: it would change the answer and has no form as chat")
+    for name in body.keys() - _READ - _ENGINE - _LEFT_OUT - _REFUSED.keys() - _ELSEWHERE.keys():
+        if body[name] is not None:
+            raise Refusal(400, f"`{name}` is not known here, and leaving it out may change what is sampled")
     for name, ours in _ELSEWHERE.items():
         if body.get(name) is not None:
             raise Refusal(400, f"`{name}` is no field of a Responses request: it is `{ours}` here")
@@ -163,12 +174,8 @@ def _include(body: dict[str, Any]) -> list[Any]:
 
 
 def _dropped(body: dict[str, Any]) -> list[str]:
-    """What is left out, for it does not change what is sampled: who asks, what is billed, cached or shown."""
-    dropped = [
-        name
-        for name, value in body.items()
-        if name not in _READ and name not in _ENGINE and name not in _REFUSED and value is not None
-    ]
+    """What is left out, for it does not change what is sampled."""
+    dropped = [name for name, value in body.items() if name in _LEFT_OUT and value is not None]
     dropped += [f"include[{at}]" for at, one in enumerate(_include(body)) if one not in (_LOGPROBS, _ENCRYPTED)]
     if body.get("truncation") not in (None, "disabled"):
         dropped.append("truncation")  # what is too long is the engine's 400

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.dialects.responses import Responses
+from proxy.dialects.responses_items import dumps
 from proxy.errors import Refusal
 
 RESPONSES = Responses()
@@ -25,12 +26,12 @@ FULL: dict[str, Any] = {
     "max_output_tokens": 5,
 }
 EARLIER: dict[str, Any] = {
-    "resp_1": [
+    "resp_1": dumps([
         {"role": "user", "content": [{"type": "input_image", "image_url": "data:x", "detail": "low"}]},
         {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
         {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "x", "format": "wav"}}]},
-    ]
-}
+    ])
+}  # fmt: skip
 BODIES = [{**json.loads(path.read_text()), **more} for path in sorted(CODEX.iterdir()) for more in ({}, FULL)]
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
