@@ -28,6 +28,8 @@ from sandbox.errors import AgentError, DockerError
 #: What root needs to prepare and to judge. The agent is not root and holds none of these.
 CAPABILITIES = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETUID", "SETGID", "KILL"]
 FOREVER = ["sleep", "2147483647"]
+#: Seconds until a container that was started again runs that and nothing else.
+SETTLES = 20.0
 
 
 def connect(timeout: float = 120.0) -> docker.APIClient:
@@ -191,9 +193,23 @@ class Container:
                 raise DockerError("the agent's processes could not be ended; nothing it did can be trusted")
             self.api.start(self.id)
             after = self.api.inspect_container(self.id)["State"]
-            running = self.api.top(self.id)["Processes"]
-        if after["Pid"] == before["Pid"] or any(FOREVER[1] not in " ".join(row) for row in running):
-            raise DockerError("processes of the agent are still in the sandbox; nothing it did can be trusted")
+            others = self._others()
+        if after["Pid"] == before["Pid"] or others:
+            told = f" ({others[0]})" if others else ""
+            raise DockerError(f"processes of the agent are still in the sandbox{told}; nothing it did can be trusted")
+
+    def _others(self) -> list[str]:
+        """What runs in a container that was just started besides its own `FOREVER`.
+
+        The engine's own starter is listed until it becomes that, which takes a moment on a busy machine.
+        """
+        deadline = time.monotonic() + SETTLES
+        while True:
+            rows = (" ".join(row) for row in self.api.top(self.id)["Processes"])
+            others = [row for row in rows if FOREVER[1] not in row]
+            if not others or time.monotonic() > deadline:
+                return others
+            time.sleep(0.1)
 
     def size_mb(self) -> float:
         """Mebibytes written since the image was made."""

@@ -57,14 +57,15 @@ def test_rollouts_at_once(
     # At temperature 1 this model now and then says an emoji, of which llama.cpp gives one logprob for four tokens.
     cold: dict[str, object] = {"temperature": 0.0}
     plan = Plan(job="many", agent=ShellAgent(MARKED, needs_model=True), provider=provider, sampling=cold)
-    ended = run_job(plan, tasks, Options(tmp_path / "jobs", concurrency=many), Progress(io.StringIO(), live=False))
+    said = io.StringIO()
+    ended = run_job(plan, tasks, Options(tmp_path / "jobs", concurrency=many), Progress(said, live=False))
     summary = ended.summaries[0]
     assert (summary["passed"], summary["total"], summary["calls"], summary["complete_calls"]) == (
         many,
         many,
         3 * many,
         3 * many,
-    )
+    ), said.getvalue()
     for result in (tmp_path / "jobs" / "many").glob("*/result.json"):
         name = json.loads(result.read_text())["task_name"]
         calls = list(JournalReader(result.parent / "trajectory" / "llm_trajectory.jsonl"))

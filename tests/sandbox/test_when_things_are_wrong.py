@@ -8,7 +8,9 @@ import json
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
+import docker
 import pytest
 
 from capture.journal import JournalReader
@@ -263,6 +265,26 @@ def test_a_proxy_that_dies_in_mid_run_fails_that_rollout_in_words(
     seen = attempt(tmp_path, make_task(tmp_path), ShellAgent("exit 0", needs_model=True), provider=unreachable())
     assert said(seen) == ("infra_failure", "the proxy opened no session: the proxy is not running")
     assert seen.result["rewards"] is None
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_the_engines_starter_is_waited_for_and_a_stranger_in_the_sandbox_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stays: bool
+) -> None:
+    """On a busy machine a container that was started again lists its starter for a moment, as if somebody were left."""
+    starter, listed, top = ["root", "17", "runc init"], [0], docker.APIClient.top
+
+    def slow(api: docker.APIClient, container: str, *rest: Any) -> dict[str, Any]:
+        listed[0] += 1
+        return {"Processes": [starter]} if stays or listed[0] < 3 else top(api, container, *rest)
+
+    monkeypatch.setattr(docker.APIClient, "top", slow)
+    monkeypatch.setattr("sandbox.docker.SETTLES", 0.3 if stays else 20.0)
+    seen = attempt(tmp_path, make_task(tmp_path), "echo 42 > answer.txt")
+    if stays:
+        told = "processes of the agent are still in the sandbox (root 17 runc init); nothing it did can be trusted"
+        assert said(seen) == ("infra_failure", told)
+    assert seen.reward == (None if stays else 1.0)
 
 
 def test_one_broken_rollout_does_not_hurt_the_others(tmp_path: Path) -> None:
