@@ -15,8 +15,7 @@ from typing import Any, Final
 
 import orjson
 
-from capture.break_text import strip_reasoning
-from capture.continues import Parent
+from capture.continues import Parent, without_reasoning
 from capture.record import Ids
 
 MODES: Final = ("off", "auto", "require")
@@ -162,34 +161,53 @@ PROBES: Final = tuple(
 )
 
 
-def reads_alike(ours: str, theirs: str) -> bool:
+def reads_alike(ours: str, theirs: str, *, begun: bool = True) -> bool:
     """Whether two texts of a conversation differ in nothing but what is allowed: white space, reasoning, how JSON is
-    written.
+    written. `begun`: they are a reply, and may begin inside of reasoning.
     """
-    return ours == theirs or _normal(ours) == _normal(theirs)
+    return ours == theirs or _normal(ours, begun) == _normal(theirs, begun)
 
 
-_HARMONY: Final = re.compile(r"<\|channel\|>analysis<\|message\|>.*?<\|end\|>(?:<\|start\|>assistant)?", re.S)
-#: Braces that are tried: a text that has more is compared from there on as it is written.
-_BRACES: Final = 20_000
+_OBJECT: Final = re.compile(r'\{(?=\s*["}])')
+#: How often what looks like JSON and is none is read in vain, and how many letters of it; what stands behind is compared
+#: as it is written.
+_TRIES, _LETTERS = 1_000, 2_000_000
 _decoder: Final = json.JSONDecoder()
 
 
-def _normal(text: str) -> str:
-    text = strip_reasoning(_HARMONY.sub(" ", text))
+def _normal(text: str, begun: bool) -> str:
+    text = without_reasoning(_without_analysis(text), begun=begun)
     parts: list[str] = []
-    at = tried = 0
-    while (brace := text.find("{", at)) >= 0 and tried < _BRACES:
-        tried += 1
+    at = tries = letters = 0
+    while tries < _TRIES and letters < _LETTERS and (found := _OBJECT.search(text, at)) is not None:
+        brace = found.start()
         parts.append("".join(text[at:brace].split()))
         try:
             value, at = _decoder.raw_decode(text, brace)
             parts.append(json.dumps(_plain(value), sort_keys=True))
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError) as error:
+            tries += 1
+            letters += error.pos - brace if isinstance(error, json.JSONDecodeError) else len(text) - brace
             parts.append("{")
             at = brace + 1
     parts.append("".join(text[at:].split()))
     return "".join(parts)
+
+
+_ANALYSIS: Final = ("<|channel|>analysis<|message|>", "<|end|>", "<|start|>assistant")
+
+
+def _without_analysis(text: str) -> str:
+    """Without the reasoning of gpt-oss, which is a message of its own."""
+    opening, closing, following = _ANALYSIS
+    parts: list[str] = []
+    at = 0
+    while (start := text.find(opening, at)) >= 0 and (end := text.find(closing, start)) >= 0:
+        parts.append(text[at:start])
+        at = end + len(closing)
+        if text.startswith(following, at):
+            at += len(following)
+    return "".join([*parts, text[at:]])
 
 
 def _plain(value: Any) -> Any:

@@ -8,13 +8,13 @@ otherwise is another conversation, and that is said, never guessed.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
 
-from capture.break_text import strip_reasoning
 from capture.record import Ids
 
 Message = Mapping[str, Any]
@@ -163,9 +163,30 @@ def turn(message: Message) -> int:
     role = message.get("role")
     text = _text(message.get("content"))
     if role == "assistant":
-        text = strip_reasoning(text) if "<" in text else text
+        text = without_reasoning(text, begun=True) if "<" in text else text
         return hash((role, _lines(text), _calls(message), message.get("name") or None))
     return hash((role, _lines(text), message.get("name") or None, message.get("tool_call_id") or None))
+
+
+_OPENED: Final = re.compile(r"<(think|thinking|reasoning)>")
+_CLOSED: Final = re.compile(r"</(think|thinking|reasoning)>")
+
+
+def without_reasoning(text: str, *, begun: bool) -> str:
+    """The text without its closed blocks of reasoning; one that is never closed is text. `begun`: the text may begin
+    inside of one, which the template opened in the prompt. Linear in the text, whatever stands in it.
+    """
+    end = _CLOSED.search(text) if begun else None
+    at = end.end() if end is not None and not _OPENED.search(text, 0, end.start()) else 0
+    parts: list[str] = []
+    while (start := _OPENED.search(text, at)) is not None:
+        close = text.find(f"</{start[1]}>", start.end())
+        if close < 0:
+            break
+        parts.append(text[at : start.start()].rstrip())
+        at = close + len(start[1]) + 3
+    rest = text[at:]
+    return " ".join([*parts, rest.lstrip()]) if at else rest
 
 
 def _lines(text: str) -> str:

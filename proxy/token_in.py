@@ -207,13 +207,13 @@ class TokenIn:
         if not pairs:
             return None
         answers = await self._ask(replica, [engine.read(ids) for pair in pairs for ids in pair])
-        texts = [engine.said(answer) for answer in answers]
-        if None in texts:
+        texts = [text for answer in answers if (text := engine.said(answer)) is not None]
+        if len(texts) < len(answers):
             return "no_rendering"
-        alike = [reads_alike(a or "", b or "") for a, b in zip(texts[::2], texts[1::2], strict=True)]
-        if made.ours != made.theirs and not alike[0]:
+        read = list(zip(texts[::2], texts[1::2], strict=True))
+        if made.ours != made.theirs and not reads_alike(*read[0], begun=not made.whole):
             return "reads_otherwise"
-        if whole and not alike[-1]:
+        if whole and not reads_alike(*read[-1], begun=False):
             self._turn_off("prompt_reads_otherwise")
             return "prompt_reads_otherwise"
         if whole:

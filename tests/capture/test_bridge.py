@@ -127,7 +127,33 @@ def test_a_stand_in_for_the_reply_alone() -> None:
         ("answer", "answers", False),
         ("{ broken", "{broken", True),
         ("{" * 30000, "{" * 30000 + "x", False),
+        # What is never closed is no reasoning: a difference behind it counts.
+        ("a <think> b", "a <think> c", False),
+        ("<|channel|>analysis<|message|>a", "<|channel|>analysis<|message|>b", False),
     ],
 )
 def test_what_reads_alike(ours: str, theirs: str, alike: bool) -> None:
     assert reads_alike(ours, theirs) is alike
+
+
+def test_of_a_whole_conversation_nothing_is_cut_off_before_a_closing_tag() -> None:
+    assert reads_alike("one</think>answer", "another</think>answer")
+    assert not reads_alike("one</think>answer", "another</think>answer", begun=False)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "piece",
+    [
+        '{"a":{"b":',
+        '{"a":[',
+        "<think>",
+        "<|channel|>analysis<|message|>",
+        "</think>",
+        '{"a":"' + "x" * 500 + '","b":',
+        "{",
+    ],
+)
+def test_reading_takes_no_longer_for_texts_made_to_slow_it(piece: str) -> None:
+    text = piece * (1_000_000 // len(piece))
+    assert not reads_alike(text + "a", text + "b", begun=False)
