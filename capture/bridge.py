@@ -169,8 +169,8 @@ def reads_alike(ours: str, theirs: str, *, begun: bool = True) -> bool:
 
 
 _OBJECT: Final = re.compile(r'\{(?=\s*["}])')
-#: How often what looks like JSON and is none is read in vain, and how many letters of it; what stands behind is compared
-#: as it is written.
+#: How often what looks like JSON and is none is read in vain, and how many letters of it; what stands behind that is
+#: compared as it is written.
 _TRIES, _LETTERS = 1_000, 2_000_000
 _decoder: Final = json.JSONDecoder()
 
