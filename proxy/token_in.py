@@ -110,6 +110,8 @@ class TokenIn:
         if wire != CHAT:
             return "not_chat"
         if not engine.takes_prompt_ids:
+            if not self.not_bridged["engine_cannot"]:
+                log.warning("session %s: no token-in: %s", self.session, REASONS["engine_cannot"])
             return "engine_cannot"
         plan.conversation = now = Conversation.of(body)
         if now is None or not _writable(body):

@@ -272,7 +272,7 @@ async def test_required_and_not_to_be_had_is_refused_before_anything_is_sent(sta
         assert told(bench)[-1]["bridged"] is True
 
 
-async def test_an_engine_that_takes_no_prompt_ids_says_so(started: Started) -> None:
+async def test_an_engine_that_takes_no_prompt_ids_says_so(started: Started, caplog: pytest.LogCaptureFixture) -> None:
     double = TemplateEngine("qwen2_5", [tool_call(0)] * 3)
     async with FakeEngine(double.answer(), engine="vllm") as engine:
         async with started(engine.url, token_in="auto", engine="llamacpp") as bench:
@@ -288,7 +288,7 @@ async def test_an_engine_that_takes_no_prompt_ids_says_so(started: Started) -> N
                     "detail": "this engine takes no prompt ids on its chat route; vLLM and SGLang do",
                 }
             ]
-            answer = await bench.client.post("/completions", json={"model": "m", "prompt": "x"})
+            assert "no token-in: this engine takes no prompt ids" in caplog.text
 
 
 async def test_an_engine_that_ignores_the_ids_is_found_out(started: Started) -> None:
