@@ -1,12 +1,14 @@
 """What a call was for: the agent's own work, or a side call (title, summary, compaction, sub-agent, helper).
 
-Only a label for people and for choosing threads of a kind: which call continues which is decided by tokens.
+Only a label for people and for choosing threads of a kind: which call continues which is decided by tokens, and what
+continues a call is of its kind (`train.tokens`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 PURPOSES: Final = ("agent", "helper", "title", "summary", "compaction", "subagent")
@@ -17,25 +19,96 @@ _SIDE: Final = (
     ("compaction", re.compile(r"compact(?:ion|ing)|context (?:checkpoint|summari[sz]ation)", re.I)),
     ("summary", re.compile(r"summari[sz](?:e|ing|ation)", re.I)),
 )
+#: Compaction that is asked for with the agent's tools at hand, by the system prompt or by the last message
+#: (Claude Code 2.1, Codex 0.171).
+_COMPACTS: Final = re.compile(
+    r"tasked with summari[sz]ing conversations|create a detailed summary of (?:the|our|this) conversation"
+    r"|context checkpoint compaction",
+    re.I,
+)
 _LOOKED_AT: Final = 600
 
 
 def purpose(body: Mapping[str, Any], headers: Mapping[str, str]) -> str:
-    """One of `PURPOSES`, from a request's body and its recorded headers."""
+    """One of `PURPOSES`, from a chat request's body and its recorded headers."""
     if headers.get("x-parent-session-id"):
         return "subagent"
+    messages = body.get("messages")
+    messages = messages if isinstance(messages, list) else []
+    opening = _system_text(messages)[:_LOOKED_AT]
+    if _COMPACTS.search(opening) or (messages and _COMPACTS.search(_text(messages[-1], "user")[:_LOOKED_AT])):
+        return "compaction"
     if body.get("tools"):
         return "agent"
-    opening = _system_text(body)[:_LOOKED_AT]
+    if _wants_a_title(body):
+        return "title"
     return next((name for name, words in _SIDE if words.search(opening)), "agent")
 
 
-def _system_text(body: Mapping[str, Any]) -> str:
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What tells one agent of a rollout from another: its system prompt, its tools and how its conversation opens."""
+
+    system: int
+    tools: frozenset[str]
+    opening: int
+
+
+class Purposes:
+    """The purposes of one rollout's calls, told in the order they end.
+
+    The first call that offers tools is the agent's. One with another system prompt, other tools and another opening is
+    a sub-agent's; whatever shares one of the three is the agent's still: prompts hold dates, tools come and go, and a
+    compaction gives a conversation another opening.
+    """
+
+    def __init__(self) -> None:
+        self._main: _Shape | None = None
+
+    def of(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> str:
+        told = purpose(body, headers)
+        if told != "agent" or not body.get("tools"):
+            return told
+        shape = _shape(body)
+        if self._main is None:
+            self._main = shape
+        main = self._main
+        differs = shape.system != main.system and shape.tools != main.tools and shape.opening != main.opening
+        return "subagent" if differs else "agent"
+
+
+def _shape(body: Mapping[str, Any]) -> _Shape:
     messages = body.get("messages")
-    first = messages[0] if isinstance(messages, list) and messages else None
-    if not isinstance(first, dict) or first.get("role") not in ("system", "developer"):
+    messages = messages if isinstance(messages, list) else []
+    tools = body.get("tools")
+    names = [_tool_name(tool) for tool in tools] if isinstance(tools, list) else []
+    opening = next((text for message in messages if (text := _text(message, "user"))), "")
+    return _Shape(hash(_system_text(messages)), frozenset(names), hash(opening))
+
+
+def _tool_name(tool: Any) -> str:
+    inner = tool.get("function", tool) if isinstance(tool, dict) else None
+    return str(inner.get("name")) if isinstance(inner, dict) else ""
+
+
+def _wants_a_title(body: Mapping[str, Any]) -> bool:
+    """Whether the answer is to be an object of a title and nothing else (Claude Code 2.1)."""
+    wanted = body.get("response_format")
+    inner = wanted.get("json_schema") if isinstance(wanted, dict) else None
+    schema = inner.get("schema") if isinstance(inner, dict) else None
+    fields = schema.get("properties") if isinstance(schema, dict) else None
+    return isinstance(fields, dict) and set(fields) == {"title"}
+
+
+def _system_text(messages: list[Any]) -> str:
+    return _text(messages[0], "system", "developer") if messages else ""
+
+
+def _text(message: Any, *roles: str) -> str:
+    """The text of a message of one of these roles."""
+    if not isinstance(message, dict) or message.get("role") not in roles:
         return ""
-    content = first.get("content")
+    content = message.get("content")
     if isinstance(content, list):
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     return content if isinstance(content, str) else ""

@@ -85,6 +85,9 @@ async def no_route(request: Request, error: Exception) -> Response:
             f"{request.method} {path} is not served here: no answer is kept to be fetched, and no background runs. "
             "POST /v1/responses is, with the whole history or a previous_response_id of the same session"
         )
+    if "anthropic-version" in request.headers:
+        status, body = Messages().error(404, message)
+        return Response(body, status, media_type="application/json")
     return JSONResponse(
         {"error": {"message": message, "type": "NotFoundError", "param": None, "code": 404}}, status_code=404
     )

@@ -23,7 +23,7 @@ from proxy.errors import Refusal, UpstreamBroke, UpstreamError, error_body
 from proxy.line import journal_line
 from proxy.replies import JSON_HEADERS, KEEP_ALIVE, SSE_HEADERS, is_event_stream, loads, one_event, refusal_text, sse
 from proxy.requests import Request
-from proxy.sending import Route, Sending
+from proxy.sending import REQUEST_ID, Route, Sending
 from proxy.sessions import Session
 from proxy.upstream import Headers, Response
 
@@ -276,7 +276,8 @@ class Exchange(Sending):
             self._capture_failed(error)
             self.reader = None
             capture, line = self._line()
-        session.remember(self.request.fingerprint, facts.number, facts.outcome)
+        name = self.agent.header(REQUEST_ID)
+        session.retries.remember(self.request.fingerprint, self.request.body, name, facts.number, facts.outcome)
         usage = self.reader.usage if self.reader is not None else {}
         session.count(capture, usage)
         self._learn(capture)

@@ -12,7 +12,6 @@ import orjson
 
 from capture.codes import why
 from capture.engines.base import COMPLETIONS, Reader
-from capture.purpose import purpose
 from capture.record import FIELDS, TokenCapture, Unavailable
 from capture.redact import redact, redact_text, secrets_seen
 from proxy.replicas import Replica
@@ -145,7 +144,7 @@ def journal_line(
         "session_name": session.name,
         "call": facts.number,
         "request_id": facts.request_id,
-        "call_purpose": purpose(request.body if said is None else request.upstream, kept),
+        "call_purpose": session.purposes.of(request.body if said is None else request.upstream, kept),
         "call_type": facts.call_type,
         "dialect": facts.dialect,
         "engine": facts.engine,

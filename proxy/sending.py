@@ -29,6 +29,10 @@ LOST_IN_STREAMS = frozenset(
 )  # fmt: skip
 
 
+#: The header by which a client names a call, the same when it makes it again.
+REQUEST_ID = b"x-client-request-id"
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """What all calls of one route share: the engine's wire (`openai-chat`, `openai-completions`) and its path there."""
@@ -48,7 +52,7 @@ class Sending:
         self.agent = agent
         self.request = request
         self.facts = Facts(number=number, wire=route.wire, path=route.path, policy_version=session.policy_version)
-        self.facts.retry_of = session.retry_of(request.fingerprint)
+        self.facts.retry_of = session.retries.of(request.fingerprint, request.body, agent.header(REQUEST_ID))
         self.reader: Reader | None = None
         self.ask: Ask | None = None
         self.engine: Engine | None = None

@@ -23,10 +23,12 @@ from urllib.parse import urlsplit
 from capture.errors import JournalError
 from capture.journal import JournalWriter
 from capture.layout import JOURNAL
+from capture.purpose import Purposes
 from capture.record import TokenCapture
 from proxy.errors import Refusal, SessionError
 from proxy.kept import Kept
 from proxy.replicas import Replica, Replicas
+from proxy.retries import Retries
 from proxy.settings import is_loopback
 from proxy.token_in import TokenIn
 
@@ -78,6 +80,8 @@ class Session:
         self.token_in = TokenIn(name, token_in) if token_in != "off" else None
         self.tally = Tally()
         self.earlier = Kept()
+        self.purposes = Purposes()
+        self.retries = Retries()
         self.journal_failed: str | None = None
         self.closed = False
         self._begun = journal.next_call
@@ -85,7 +89,6 @@ class Session:
         self._idle = asyncio.Event()
         self._idle.set()
         self._writing = asyncio.Lock()
-        self._failed: dict[int, int] = {}
 
     @contextmanager
     def call(self) -> Iterator[int]:
@@ -113,17 +116,6 @@ class Session:
         """The replica to call: the session's own while it is up; None when all are to be avoided."""
         self.replica = self.replicas.pick(self.replica, avoid)
         return self.replica
-
-    def retry_of(self, fingerprint: int) -> int | None:
-        """The failed call that this one repeats word for word, if there is one."""
-        return self._failed.get(fingerprint)
-
-    def remember(self, fingerprint: int, number: int, outcome: str) -> None:
-        """An answered call ends the chain of retries; one that failed is what the next may repeat."""
-        if outcome == "ok":
-            self._failed.pop(fingerprint, None)
-        else:
-            self._failed[fingerprint] = number
 
     def count(self, capture: TokenCapture | None, usage: dict[str, Any]) -> None:
         """Adds one ended call to the tally."""

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-
 from capture.assemble import stream_of
 from capture.record import TokenCapture
 from capture.sse import Event
@@ -18,7 +16,7 @@ from proxy.dialects.base import Translated as Translation
 from proxy.errors import Refusal, UpstreamBroke, UpstreamError
 from proxy.exchange import Exchange
 from proxy.line import In, journal_line
-from proxy.replies import JSON_HEADERS, SSE_HEADERS, error_text, loads
+from proxy.replies import JSON_HEADERS, SSE_HEADERS, dumps, error_text, loads
 from proxy.requests import Request
 from proxy.sending import Route
 from proxy.sessions import Session
@@ -122,7 +120,7 @@ class TranslatedExchange(Exchange):
             raise UpstreamBroke(NO_CHAT)
         self._acquaint()
         if not self.request.streams:
-            self._reply = 200, self._headers(response), orjson.dumps(reply.whole(chat))
+            self._reply = 200, self._headers(response), dumps(reply.whole(chat))
             return
         self._holding = True
         self._held += [reply.chunk(chunk) for chunk in stream_of(chat, include_usage=True)]

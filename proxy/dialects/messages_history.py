@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-import orjson
+import msgspec
 
 from proxy.dialects.base import Earlier
 from proxy.errors import Refusal
@@ -258,6 +258,6 @@ def _string(block: dict[str, Any], name: str, place: str) -> str:
 
 def _same(written: str, given: dict[str, Any]) -> bool:
     try:
-        return bool(orjson.loads(written) == given)
-    except orjson.JSONDecodeError:
+        return bool(msgspec.json.decode(written) == given)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+import msgspec
 import orjson
 
 from proxy.dialects.base import Reply
@@ -242,8 +243,8 @@ def input_of(arguments: str) -> dict[str, Any] | None:
     The agent then gets an empty one; `metadata.chat_response` of the record holds them as they were sampled.
     """
     try:
-        value = orjson.loads(arguments or "{}")
-    except orjson.JSONDecodeError:
+        value = msgspec.json.decode(arguments or "{}")  # keeps integers beyond 64 bits
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 

@@ -1,0 +1,48 @@
+"""Which failed call a call makes again: one that is repeated word for word, or that its client names the same.
+
+An identical body alone is no retry: only a call that failed can be made again. A client may name all calls of a
+conversation the same (Codex does): there the call made again also has as many messages as the one that failed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Any
+
+#: Failed calls that are remembered; the oldest are forgotten.
+MOST = 1024
+
+
+class Retries:
+    """The failed calls of one session that nobody has answered yet."""
+
+    def __init__(self) -> None:
+        self._failed: OrderedDict[Hashable, int] = OrderedDict()
+
+    def of(self, fingerprint: int, body: dict[str, Any], name: str | None) -> int | None:
+        """The number of the failed call that this one makes again; `name` is its `x-client-request-id`."""
+        return next((self._failed[key] for key in _keys(fingerprint, body, name) if key in self._failed), None)
+
+    def remember(self, fingerprint: int, body: dict[str, Any], name: str | None, number: int, outcome: str) -> None:
+        """An answered call ends the chain of retries; one that failed is what the next may repeat."""
+        for key in _keys(fingerprint, body, name):
+            if outcome == "ok":
+                self._failed.pop(key, None)
+            else:
+                self._failed[key] = number
+                self._failed.move_to_end(key)
+        while len(self._failed) > MOST:
+            self._failed.popitem(last=False)
+
+
+def _keys(fingerprint: int, body: dict[str, Any], name: str | None) -> list[Hashable]:
+    keys: list[Hashable] = [fingerprint]
+    if name:
+        keys.append((name, _turns(body)))
+    return keys
+
+
+def _turns(body: dict[str, Any]) -> int:
+    said = body.get("messages", body.get("input"))
+    return len(said) if isinstance(said, list) else 0

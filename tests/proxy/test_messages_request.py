@@ -1,0 +1,212 @@
+"""Messages to chat and back, as pure functions: what Claude Code really sent, and conversations that nobody made up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from capture.assemble import Assembler, stream_of
+from capture.purpose import purpose
+from proxy.dialects.messages import Messages
+
+MESSAGES = Messages()
+#: Requests of Claude Code 2.1.197, recorded against a scripted API: by default, lean, and with an API that fails.
+RECORDED: list[dict[str, Any]] = [
+    one for one in json.loads((Path(__file__).parent / "data/claude_code.json").read_text()) if one["body"]
+]
+
+
+def chat_of(body: dict[str, Any], earlier: dict[str, Any] | None = None) -> dict[str, Any]:
+    return MESSAGES.translate(body, earlier or {}).chat
+
+
+def recorded(name: str) -> dict[str, Any]:
+    return next(one["body"] for one in RECORDED if one["name"] == name)
+
+
+def test_every_recorded_request_becomes_chat() -> None:
+    assert len(RECORDED) >= 9
+    for one in RECORDED:
+        made = MESSAGES.translate(one["body"], {})
+        chat = made.chat
+        assert chat["stream"] is True and chat["stream_options"] == {"include_usage": True} and made.streams
+        assert chat["model"] == "my-policy" and chat["max_tokens"] == one["body"]["max_tokens"]
+        roles = [message["role"] for message in chat["messages"]]
+        assert roles[:2] == ["system", "user"] and roles.count("system") == 1
+        assert all(isinstance(message["content"], str | None) for message in chat["messages"])
+        assert [tool["function"]["name"] for tool in chat.get("tools", ())] == [
+            tool["name"] for tool in one["body"]["tools"]
+        ]
+        assert "metadata" in made.dropped
+
+
+def test_claude_codes_second_call_goes_on_from_its_first() -> None:
+    for first, second in (("claude/004", "claude/005"), ("claude-lean/003", "claude-lean/004")):
+        before, after = chat_of(recorded(first)), chat_of(recorded(second))
+        assert after["messages"][: len(before["messages"])] == before["messages"]
+        assert after["tools"] == before["tools"]
+        call, result = after["messages"][len(before["messages"]) :]
+        assert call["tool_calls"][0]["function"] == {
+            "name": "Bash",
+            "arguments": '{"command": "printf 42 > answer.txt"}',
+        }
+        assert result == {"role": "tool", "tool_call_id": "toolu_mock1", "content": "(Bash completed with no output)"}
+
+
+def test_claude_codes_title_call_is_told_from_its_work() -> None:
+    title, work = chat_of(recorded("claude/003")), chat_of(recorded("claude/004"))
+    assert title["response_format"]["json_schema"]["schema"]["required"] == ["title"] and "tools" not in title
+    assert (purpose(title, {}), purpose(work, {})) == ("title", "agent")
+
+
+def test_images_go_behind_the_results_of_their_turn() -> None:
+    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QQ=="}}
+    calls = [{"type": "tool_use", "id": name, "name": "look", "input": {}} for name in ("a", "b")]
+    results = [
+        {"type": "tool_result", "tool_use_id": "a", "content": [picture, {"type": "text", "text": "seen"}]},
+        {"type": "tool_result", "tool_use_id": "b", "content": "nothing"},
+        {"type": "text", "text": "Well?"},
+    ]
+    body = {
+        "model": "m",
+        "max_tokens": 5,
+        "messages": [
+            {"role": "user", "content": [picture, {"type": "text", "text": "Look."}]},
+            {"role": "assistant", "content": calls},
+            {"role": "user", "content": results},
+        ],
+    }
+    messages = chat_of(body)["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool", "user"]
+    address = {"type": "image_url", "image_url": {"url": "data:image/png;base64,QQ=="}}
+    assert messages[0]["content"] == [address, {"type": "text", "text": "Look."}]
+    assert messages[4]["content"] == [address, {"type": "text", "text": "Well?"}]
+    assert [messages[2]["content"], messages[3]["content"]] == ["seen", "nothing"]
+
+
+def test_text_documents_are_text() -> None:
+    source = {"type": "text", "media_type": "text/plain", "data": "It rains."}
+    blocks = [{"type": "document", "source": source, "title": "News"}, {"type": "text", "text": "So?"}]
+    (message,) = chat_of({"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": blocks}]})["messages"]
+    assert message["content"] == "News\nIt rains.\nSo?"
+
+
+def test_thinking_and_effort_reach_the_template() -> None:
+    body: dict[str, Any] = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}]}
+    off = chat_of({**body, "thinking": {"type": "disabled"}, "output_config": {"effort": "low"}})
+    assert off["chat_template_kwargs"]["enable_thinking"] is False and off["reasoning_effort"] == "low"
+    made = MESSAGES.translate({**body, "thinking": {"type": "enabled", "budget_tokens": 2000}}, {})
+    assert made.chat["chat_template_kwargs"]["enable_thinking"] is True and made.dropped == ["thinking.budget_tokens"]
+    assert "chat_template_kwargs" not in chat_of({**body, "thinking": {"type": "adaptive"}})
+
+
+# round trip
+
+texts = st.text(st.characters(codec="utf-8"), max_size=30)
+said = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    lambda x: st.lists(x, max_size=3) | st.dictionaries(texts, x, max_size=2),
+    max_leaves=4,
+)
+spelling = st.fixed_dictionaries({"indent": st.sampled_from([None, 2]), "ensure_ascii": st.booleans()})
+
+
+@st.composite
+def turns(draw: st.DrawFn) -> dict[str, Any]:
+    """A turn as an engine answers it: reasoning, text and calls, whose arguments are spelled as models spell them."""
+    message: dict[str, Any] = {"role": "assistant", "content": draw(st.none() | said)}
+    if (reasoning := draw(st.none() | said)) is not None:
+        message["reasoning_content"] = reasoning
+    calls = []
+    for _ in range(draw(st.integers(0, 3))):
+        arguments = json.dumps(draw(st.dictionaries(texts, values, max_size=3)), **draw(spelling))
+        calls.append({"type": "function", "function": {"name": draw(st.sampled_from("fg")), "arguments": arguments}})
+    if calls:
+        message["tool_calls"] = calls
+    elif message["content"] is None:
+        message["content"] = draw(said)
+    return message
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(turns(), min_size=1, max_size=4), st.data())
+def test_a_conversation_that_went_through_both_ways_is_the_same(
+    conversation: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    body: dict[str, Any] = {
+        "model": "m", "max_tokens": 5, "stream": True, "messages": [{"role": "user", "content": "go"}],
+        "tools": [{"name": name, "input_schema": {"type": "object"}} for name in "fg"],
+    }  # fmt: skip
+    kept: dict[str, Any] = {}
+    expected: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
+    for number, turn in enumerate(conversation):
+        for at, call in enumerate(turn.get("tool_calls", ())):
+            call["id"] = f"call_{number}_{at}"
+        translated = MESSAGES.translate(body, kept)
+        assert translated.chat["messages"] == expected
+        reply = MESSAGES.reply(translated)
+        choice = {"index": 0, "message": turn, "finish_reason": "tool_calls" if turn.get("tool_calls") else "stop"}
+        chat: dict[str, Any] = {"id": "chatcmpl-1", "object": "chat.completion", "model": "m", "choices": [choice]}
+        whole = json.loads(json.dumps(reply.whole(chat)))
+        if data.draw(st.booleans()):
+            chunks = stream_of(chat, include_usage=True)
+            assembler = Assembler()
+            for chunk in chunks:
+                assembler.add(chunk)
+            assert MESSAGES.reply(translated).whole(assembler.body())["content"] == whole["content"]
+            assert heard(b"".join(map(reply.chunk, chunks)) + reply.end()) == {
+                name: whole[name] for name in ("id", "model", "content", "stop_reason", "stop_sequence", "usage")
+            }
+        kept |= MESSAGES.keep(translated, chat, whole)
+        expected.append(turn)
+        body["messages"].append({"role": "assistant", "content": whole["content"]})
+        back: list[dict[str, Any]] = []
+        for call in turn.get("tool_calls", ()):
+            result = data.draw(texts)
+            back.append({"type": "tool_result", "tool_use_id": call["id"], "content": result})
+            expected.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+        if not back:
+            back.append({"type": "text", "text": "and?"})
+            expected.append({"role": "user", "content": "and?"})
+        body["messages"].append({"role": "user", "content": back})
+
+
+def heard(events: bytes) -> dict[str, Any]:
+    """A message put together from its events, strictly: blocks open, fill and close in order."""
+    message: dict[str, Any] = {}
+    inputs: dict[int, str] = {}
+    still_open: int | None = None
+    for event in events.decode().strip().split("\n\n"):
+        name, _, data = event.partition("\n")
+        told = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {told['type']}"
+        if told["type"] == "message_start":
+            message = told["message"]
+        elif told["type"] == "content_block_start":
+            assert still_open is None and told["index"] == len(message["content"])
+            still_open = told["index"]
+            message["content"].append(told["content_block"])
+        elif told["type"] == "content_block_delta":
+            assert told["index"] == still_open
+            delta, block = told["delta"], message["content"][told["index"]]
+            if delta["type"] == "input_json_delta":
+                inputs[told["index"]] = inputs.get(told["index"], "") + delta["partial_json"]
+            else:
+                field = delta["type"].removesuffix("_delta")
+                block[field] += delta[field]
+        elif told["type"] == "content_block_stop":
+            assert told["index"] == still_open
+            if still_open in inputs:
+                message["content"][still_open]["input"] = msgspec.json.decode(inputs[still_open])
+            still_open = None
+        elif told["type"] == "message_delta":
+            message |= told["delta"]
+            message["usage"] = told["usage"]
+    assert still_open is None and events.endswith(b'{"type":"message_stop"}\n\n')
+    return {name: message[name] for name in ("id", "model", "content", "stop_reason", "stop_sequence", "usage")}
