@@ -294,6 +294,8 @@ model_list:
       model: hosted_vllm/policy
       api_base: http://127.0.0.1:{self.engine_port}/v1
       api_key: none
+general_settings:
+  master_key: sk-bench
 litellm_settings:
   telemetry: false
   request_timeout: 600
