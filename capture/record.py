@@ -49,9 +49,10 @@ class Ids(Sequence[int]):
     def of(cls, values: Iterable[int]) -> Ids:
         """Ids from ints; raises `RecordError` for a bool, a float or a negative number."""
         held = list(values)
-        for value in held:
-            if type(value) is not int or value < 0:
-                raise RecordError(f"a token id must be a non-negative integer, not {value!r}")
+        if not are_ids(held):
+            for value in held:
+                if type(value) is not int or value < 0:
+                    raise RecordError(f"a token id must be a non-negative integer, not {value!r}")
         return cls(orjson.dumps(held)[1:-1], held)
 
     @classmethod
@@ -79,7 +80,7 @@ class Ids(Sequence[int]):
 
     @classmethod
     def _from_values(cls, values: object) -> Ids | None:
-        if not isinstance(values, list) or any(type(v) is not int or not 0 <= v < 2**63 for v in values):
+        if not isinstance(values, list) or not are_ids(values):
             return None
         return cls(orjson.dumps(values)[1:-1], values)
 
@@ -221,6 +222,11 @@ class Completion:
         if self.prompt_token_ids is not None:
             row["prompt_token_ids"] = self.prompt_token_ids.json()
         return row
+
+
+def are_ids(values: list[Any]) -> bool:
+    """Whether each is an int that can be a token's id, at C speed; of no values, each is."""
+    return not values or (set(map(type, values)) == {int} and min(values) >= 0 and max(values) < 2**63)
 
 
 def is_logprob(value: object) -> bool:

@@ -56,6 +56,7 @@ _KINDS: Final = (
         r"(?:gsk_|r8_|fw_|dtn_|xai-)[A-Za-z0-9]{20,100}")),
     _Kind("jwt", ("eyJ",), re.compile(r"eyJ[A-Za-z0-9_]{10,300}\.eyJ[A-Za-z0-9_-]{10,4000}\.[A-Za-z0-9_-]{5,1000}")),
 )  # fmt: skip
+_WORDS: Final = tuple(word for kind in _KINDS for word in kind.words)
 _URL_USER: Final = re.compile(r"(?<=://)(?!\*\*\*R)[^/\s@:]{1,200}(?::[^/\s@]{0,200})?(?=@)")
 _URL_QUERY: Final = re.compile(
     r"(?<=[?&])((?:api[_-]?key|access_token|password|signature|sig|x-amz-signature|token|secret)=)[^&\s\"']{1,2000}",
@@ -151,7 +152,7 @@ def redact_text(text: str) -> str:
     """A text with everything that looks like a secret replaced; the same object where nothing does."""
     if text.startswith("data:"):
         return text
-    for kind in _KINDS:
+    for kind in _KINDS if _suspect(text) else ():
         kept, done = [], 0
         for start, end in sorted(_found(text, kind)):
             kept += [text[done:start], REDACTED]
@@ -165,10 +166,15 @@ def redact_text(text: str) -> str:
 def secrets_seen(*values: Any) -> list[str]:
     """The kinds of secrets that seem to stand in the texts of `values`, sorted."""
     text = "\n".join(_texts(list(values)))
-    seen = {kind.name for kind in _KINDS if next(_found(text, kind), None) is not None}
+    seen = {kind.name for kind in _KINDS if next(_found(text, kind), None) is not None} if _suspect(text) else set()
     if "://" in text and _URL_USER.search(text) is not None:
         seen.add("url_credentials")
     return sorted(seen)
+
+
+def _suspect(text: str) -> bool:
+    """Whether any kind's words stand in a text at all."""
+    return any(word in text for word in _WORDS)
 
 
 def _found(text: str, kind: _Kind) -> Iterator[tuple[int, int]]:

@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.errors import Refusal
 from proxy.inflate import CODINGS, Inflate
+from proxy.protocol import Line
 from proxy.upstream import Headers
 
 #: Headers of one connection only, and those that we set ourselves.
@@ -46,6 +47,8 @@ class Agent:
         self.headers: Headers = scope["headers"]
         self._receive = receive
         self._send = send
+        self._line: Line | None = scope.get("capture.line")
+        self._unsent = b""
         self.left = False
         self.started = False
 
@@ -57,6 +60,8 @@ class Agent:
 
     async def body(self, limit: int) -> bytes:
         """The request's body, decompressed. Raises `Refusal` (408, 413, 400) and `AgentLeft`."""
+        if self._line is not None and self._line.read_whole:
+            return await self._body(limit)
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 return await self._body(limit)
@@ -103,13 +108,22 @@ class Agent:
         task = asyncio.current_task()
         assert task is not None
 
-        async def watch() -> None:
-            while (await self._receive())["type"] != "http.disconnect":
-                pass
+        def leave() -> None:
             self.left = True
             task.cancel()
 
-        watcher = asyncio.ensure_future(watch())
+        async def watch() -> None:
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            leave()
+
+        line = self._line
+        watcher = asyncio.ensure_future(watch()) if line is None else None
+        if line is not None:
+            if line.gone:
+                self.left = True
+                raise AgentLeft
+            line.on_gone.add(leave)
         try:
             yield
         except asyncio.CancelledError:
@@ -117,9 +131,12 @@ class Agent:
                 raise AgentLeft from None
             raise
         finally:
-            watcher.cancel()
-            with suppress(asyncio.CancelledError):
-                await asyncio.gather(watcher, return_exceptions=True)
+            if line is not None:
+                line.on_gone.discard(leave)
+            if watcher is not None:
+                watcher.cancel()
+                with suppress(asyncio.CancelledError):
+                    await asyncio.gather(watcher, return_exceptions=True)
 
     async def start(self, status: int, headers: Headers) -> None:
         self.started = True
@@ -128,6 +145,21 @@ class Agent:
     async def write(self, data: bytes) -> None:
         if data:
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    def push(self, data: bytes) -> bool:
+        """Writes at once where that is possible; False where the rest, or all of it, has to wait for `room`."""
+        if self._line is None or not self.started:
+            self._unsent += data
+            return False
+        return self._line.write(data)
+
+    async def room(self) -> None:
+        """Writes what `push` could not, and waits until the agent has taken enough of it."""
+        data, self._unsent = self._unsent, b""
+        if data:
+            await self.write(data)
+        elif self._line is not None:
+            await self._line.drained()
 
     async def end(self, data: bytes = b"") -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": False})

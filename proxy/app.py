@@ -33,30 +33,37 @@ DIALECTS: tuple[Dialect, ...] = (Messages(), Responses())
 def agent_app(sessions: Sessions, settings: Settings, metrics: Metrics) -> ASGIApp:
     """What a sandbox reaches: the model routes and nothing else."""
     models = Models(sessions)
+    calls: dict[str, ASGIApp] = {
+        CHAT: Relay("openai-chat", CHAT, sessions, settings, metrics),
+        COMPLETIONS: Relay("openai-completions", COMPLETIONS, sessions, settings, metrics),
+        **{one.path: Translated(one, sessions, settings, metrics) for one in DIALECTS},
+    }
     routes = [
-        Route(CHAT, Relay("openai-chat", CHAT, sessions, settings, metrics), methods=["POST"]),
-        Route(COMPLETIONS, Relay("openai-completions", COMPLETIONS, sessions, settings, metrics), methods=["POST"]),
+        *(Route(path, relay, methods=["POST"]) for path, relay in calls.items()),
         Route("/v1/messages/count_tokens", CountTokens(Messages(), sessions, settings), methods=["POST"]),
-        *(Route(one.path, Translated(one, sessions, settings, metrics), methods=["POST"]) for one in DIALECTS),
         Route("/v1/models", models, methods=["GET"]),
         Route("/v1/models/{model:path}", models, methods=["GET"]),
         Route("/health", health, methods=["GET"]),
         Route("/", health, methods=["GET", "HEAD"]),
     ]
     app = Starlette(routes=routes, exception_handlers={404: no_route, 405: no_route})
-    return ForgivingPaths(app)
+    return ForgivingPaths(app, calls)
 
 
 class ForgivingPaths:
-    """Takes the session out of `/s/<session>/v1/…`; forgives `/v1/v1`, doubled and trailing slashes, a missing /v1."""
+    """Takes the session out of `/s/<session>/v1/…`; forgives `/v1/v1`, doubled and trailing slashes, a missing /v1.
+
+    `calls` are the model routes, which are reached without the ways around them: they answer for their own faults.
+    """
 
     _session = re.compile(r"/s/([^/]+)(/.*|$)")
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, calls: dict[str, ASGIApp]) -> None:
         self.app = app
+        self.calls = calls
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
+        if scope["type"] == "http" and not (scope["path"] in self.calls and scope["method"] == "POST"):
             path = re.sub(r"/{2,}", "/", scope["path"])
             named = self._session.match(path)
             scope = dict(scope)
@@ -69,7 +76,8 @@ class ForgivingPaths:
                 path = "/v1" + path
             scope["path"] = path
             scope["raw_path"] = path.encode("utf-8", "replace")
-        await self.app(scope, receive, send)
+        call = self.calls.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        await (call or self.app)(scope, receive, send)
 
 
 async def health(request: Request) -> Response:

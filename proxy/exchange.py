@@ -61,12 +61,12 @@ class Exchange(Sending):
             self._engine_failed(error)
         except asyncio.CancelledError:  # the proxy, or the session, is being stopped
             self.facts.outcome = "aborted"
-            await surely(self._record())
+            await self._record()
             raise
         except Exception as error:
             log.exception("a call failed by a fault of the proxy's own (%s); please report it", error)
             self._engine_failed(UpstreamBroke("the proxy failed; its log says how"), status=500)
-        await surely(self._record())
+        await self._record()
         await self._end()
 
     async def _exchange(self) -> None:
@@ -98,17 +98,22 @@ class Exchange(Sending):
         if self.starts_at_once and not self.agent.started:
             await self.agent.start(200, headers)
         decoder = Decoder()
+
+        def take(data: bytes) -> bool:
+            self.facts.first_byte()
+            out = self._events(decoder.feed(data))
+            if self._done and lingering.when() is None:
+                lingering.reschedule(asyncio.get_running_loop().time() + LINGER)
+            return not out or self.agent.push(out)
+
+        async def room() -> None:
+            if not self.agent.started:
+                await self.agent.start(200, headers)
+            await self.agent.room()
+
         try:
             async with asyncio.timeout(None) as lingering:
-                async for data in response.chunks():
-                    self.facts.first_byte()
-                    out = self._events(decoder.feed(data))
-                    if out:
-                        if not self.agent.started:
-                            await self.agent.start(200, headers)
-                        await self.agent.write(out)
-                    if self._done and lingering.when() is None:
-                        lingering.reschedule(asyncio.get_running_loop().time() + LINGER)
+                await response.pump(take, room)
         except (TimeoutError, UpstreamError):
             if not self._done:  # after [DONE] nothing has to come: an engine that lingers or breaks holds nobody up
                 raise
@@ -282,8 +287,16 @@ class Exchange(Sending):
         session.count(capture, usage)
         self._learn(capture)
         metrics.count(facts.dialect, facts.outcome, facts.ttft_ms, capture)
+        written = session.write_at_once(line)
+        if written is None:
+            await surely(self._write(line))
+        elif not written:
+            metrics.journal_failures.inc()
+
+    async def _write(self, line: bytes) -> None:
+        metrics = self.route.metrics
         with metrics.journal_queue.track_inprogress():
-            if not await session.write(line):
+            if not await self.session.write(line):
                 metrics.journal_failures.inc()
 
     def _line(self) -> tuple[TokenCapture | None, bytes]:

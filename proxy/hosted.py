@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from http.cookiejar import DefaultCookiePolicy
 
 import httpx
@@ -59,6 +59,11 @@ class HostedResponse:
             raise UpstreamTimeout("the API sent nothing more in time") from error
         except httpx.HTTPError as error:
             raise UpstreamBroke("the API's answer broke off in the middle") from error
+
+    async def pump(self, take: Callable[[bytes], bool], room: Callable[[], Awaitable[None]]) -> None:
+        async for data in self.chunks():
+            if not take(data):
+                await room()
 
     async def read(self) -> bytes:
         return await read_all(self)

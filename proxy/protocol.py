@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 #: Bytes of a request's line and headers. The parser itself would take any number of them.
 LARGEST_HEAD = 256 * 1024
@@ -18,6 +19,42 @@ HEAD_SECONDS = 60.0
 #: Seconds that a reply waits for an agent that takes none of it; then the agent counts as gone.
 UNREAD_SECONDS = 300.0
 _UPGRADE = re.compile(rb"(?i)\r\nupgrade[ \t]*:[^\r\n]*")
+
+
+class Line:
+    """The way to one request's agent without ASGI's messages, which cost more than the bytes that they carry."""
+
+    __slots__ = ("_cycle", "_protocol")
+
+    def __init__(self, protocol: BoundedProtocol, cycle: RequestResponseCycle) -> None:
+        self._protocol = protocol
+        self._cycle = cycle
+
+    @property
+    def read_whole(self) -> bool:
+        """The request's body is all here."""
+        return not self._cycle.more_body
+
+    @property
+    def gone(self) -> bool:
+        return self._cycle.disconnected
+
+    @property
+    def on_gone(self) -> set[Callable[[], None]]:
+        """Called when the agent is gone."""
+        return self._protocol.on_gone
+
+    def write(self, data: bytes) -> bool:
+        """A piece of a reply that has begun and is chunked, `data` not empty; whether there is room for more."""
+        cycle = self._cycle
+        if cycle.disconnected:
+            return True
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return not cycle.flow.write_paused
+
+    async def drained(self) -> None:
+        """When the agent has taken enough of what was written."""
+        await self._cycle.flow.drain()
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -29,6 +66,8 @@ class BoundedProtocol(HttpToolsProtocol):
     _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        #: Called when the agent is gone.
+        self.on_gone: set[Callable[[], None]] = set()
         super().connection_made(transport)
         self._wait_for_head()
 
@@ -36,6 +75,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_waiting()
         self.resume_writing()
         super().connection_lost(exc)
+        for tell in list(self.on_gone):
+            tell()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -49,6 +90,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._stop_waiting()
         super().on_headers_complete()
+        if self.cycle is not None:
+            self.cycle.scope["capture.line"] = Line(self, self.cycle)  # type: ignore[typeddict-unknown-key]
 
     def on_message_complete(self) -> None:
         self._head, self._in_head = 0, True

@@ -57,6 +57,7 @@ class Sending:
         self.ask: Ask | None = None
         self.engine: Engine | None = None
         self.plan = Plan()
+        self._made: tuple[Engine, Wants, Ask] | None = None
 
     async def _send(self) -> Response:
         """The head of the answer of the first replica that can be reached."""
@@ -133,11 +134,18 @@ class Sending:
             engine = await replica.identify()
         except UpstreamError:
             return False  # sending finds another replica, or says what is wrong
-        return engine.ask(self.route.wire, self.request.upstream, self._wants(replica)).unstreamed
+        return self._asks(engine, self._wants(replica)).unstreamed
+
+    def _asks(self, engine: Engine, wants: Wants) -> Ask:
+        """What to ask of an engine, made once where it is asked about before it is sent."""
+        made = self._made
+        if made is None or made[0] is not engine or made[1] != wants:
+            made = self._made = engine, wants, engine.ask(self.route.wire, self.request.upstream, wants)
+        return made[2]
 
     async def _post(self, replica: Replica, engine: Engine, wants: Wants) -> Response:
         try:
-            self.ask = engine.ask(self.route.wire, self.request.upstream, wants)
+            self.ask = self._asks(engine, wants)
             self.reader = engine.reader(self.route.wire, self.request.upstream, self.ask)
         except Exception as error:
             self._capture_failed(error)

@@ -132,6 +132,7 @@ def _config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
         lifespan="off",
         log_config=None,
         access_log=False,
+        proxy_headers=False,  # nothing here asks who the agent is
         server_header=False,  # the engine's own headers are passed on; a second Server or Date upsets clients
         date_header=False,
         timeout_keep_alive=75,

@@ -130,6 +130,16 @@ class Session:
         tally.prompt_tokens += _number(usage.get("prompt_tokens"))
         tally.completion_tokens += _number(usage.get("completion_tokens"))
 
+    def write_at_once(self, line: bytes) -> bool | None:
+        """`write`, where that takes no waiting; None where it does, and nothing was done."""
+        if self.journal.fsync or len(line) > INLINE_LINE or self._writing.locked():
+            return None
+        try:
+            self.journal.append(line)
+            return True
+        except JournalError as error:
+            return self._journal_fails(error)
+
     async def write(self, line: bytes) -> bool:
         """Appends a call's line, in the order the calls end. A journal that fails never fails the call: False."""
         async with self._writing:
@@ -140,10 +150,13 @@ class Session:
                     self.journal.append(line)
                 return True
             except JournalError as error:
-                if self.journal_failed is None:
-                    log.error("session %s: %s; its calls go on unrecorded", self.name, error)
-                self.journal_failed = str(error)
-                return False
+                return self._journal_fails(error)
+
+    def _journal_fails(self, error: JournalError) -> bool:
+        if self.journal_failed is None:
+            log.error("session %s: %s; its calls go on unrecorded", self.name, error)
+        self.journal_failed = str(error)
+        return False
 
     async def close(self, grace: float) -> None:
         """No new calls; waits up to `grace` seconds for those in flight, ends the rest, seals the journal."""

@@ -13,7 +13,7 @@ import struct
 import termios
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, cast
 from urllib.parse import urlsplit
@@ -52,6 +52,10 @@ class Response(Protocol):
 
     def chunks(self) -> AsyncIterator[bytes]:
         """The body, decompressed, in pieces as they arrive. Raises `UpstreamBroke` or `UpstreamTimeout`."""
+        ...
+
+    async def pump(self, take: Callable[[bytes], bool], room: Callable[[], Awaitable[None]]) -> None:
+        """`chunks`, each handed to `take` as it arrives; where that says False, `room` is awaited before the next."""
         ...
 
     async def read(self) -> bytes:
@@ -174,6 +178,9 @@ class _Connection(asyncio.Protocol):
         self._waiting_bytes = 0
         self._paused = False
         self._inflate: Inflate | None = None
+        self._take: Callable[[bytes], bool] | None = None
+        self._full = False
+        self._fault: BaseException | None = None
         self._parser = httptools.HttpResponseParser(self)
 
     # asyncio's side
@@ -197,6 +204,10 @@ class _Connection(asyncio.Protocol):
             self.drop()
         if self._surplus:
             self.drop()
+        if self._take is not None:
+            self._pump()
+            if not (self._full or self._complete or self._lost or self._fault):
+                return
         if self._waiting_bytes > HIGH_WATER and not self._paused and self._transport:
             self._paused = True
             self._transport.pause_reading()
@@ -298,34 +309,74 @@ class _Connection(asyncio.Protocol):
         self._timer = self._loop.call_later(min(left, max(0.05, self._timeouts.idle)), self._watch)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        while True:
-            if self._pending:
-                data = self._pending[0] if len(self._pending) == 1 else b"".join(self._pending)
-                self._pending.clear()
-                self._waiting_bytes = 0
-                if self._paused and self._transport:
-                    self._paused = False
-                    self._last_data = self._loop.time()
-                    self._transport.resume_reading()
-                if self._inflate is None:
-                    yield data
-                    continue
-                try:
-                    for piece in self._inflate.feed(data):
-                        yield piece
-                except zlib.error as error:
-                    raise _not_compressed(error) from error
-            elif self._complete:
+        while await self._more():
+            for piece in self._arrived():
+                yield piece
+
+    async def pump(self, take: Callable[[bytes], bool], room: Callable[[], Awaitable[None]]) -> None:
+        # What arrives is taken right where it arrives: waking the call's task for a chunk costs more than the chunk.
+        while await self._more():
+            for piece in self._arrived():
+                if not take(piece):
+                    await room()
+            if self._pending:  # came while there was no room
+                continue
+            self._take = take
+            try:
+                while not (self._full or self._complete or self._lost or self._fault):
+                    await self._wait()
+            finally:
+                self._take = None
+            if self._fault is not None:
+                raise self._fault
+            if self._full:
+                self._full = False
+                await room()
+
+    def _pump(self) -> None:
+        assert self._take is not None
+        try:
+            for piece in self._arrived():
+                self._full |= not self._take(piece)
+        except BaseException as fault:  # it is the task's, which waits in `pump`
+            self._fault = fault
+        if self._full or self._fault is not None:
+            self._take = None  # what comes now waits
+
+    async def _more(self) -> bool:
+        """Whether there is something of the body, waited for; False at its end. Raises what ended it too early."""
+        while not self._pending:
+            if self._complete:
                 try:
                     if self._inflate is not None:
                         self._inflate.finish()
                 except zlib.error as error:
                     raise _not_compressed(error) from error
-                return
-            elif self._lost:
+                return False
+            if self._lost:
                 raise self._lost
-            else:
-                await self._wait()
+            await self._wait()
+        return True
+
+    def _arrived(self) -> Iterable[bytes]:
+        """What has arrived, decompressed."""
+        if not self._pending:
+            return ()
+        data = self._pending[0] if len(self._pending) == 1 else b"".join(self._pending)
+        self._pending.clear()
+        self._waiting_bytes = 0
+        if self._paused and self._transport:
+            self._paused = False
+            self._last_data = self._loop.time()
+            self._transport.resume_reading()
+        return (data,) if self._inflate is None else self._inflated(data)
+
+    def _inflated(self, data: bytes) -> Iterator[bytes]:
+        assert self._inflate is not None
+        try:
+            yield from self._inflate.feed(data)
+        except zlib.error as error:
+            raise _not_compressed(error) from error
 
     async def read(self) -> bytes:
         return await read_all(self)

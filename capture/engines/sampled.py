@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from capture.assemble import NESTED, SAMPLED_IDS
-from capture.record import CLAMPED, Completion, Ids, is_logprob
+from capture.record import CLAMPED, Completion, Ids, are_ids, is_logprob
 
 _SPELLED: Final = re.compile(r"token_id:([0-9]{1,18})")
 
@@ -124,7 +124,7 @@ class Choice:
 
     def add_ids(self, ids: Any) -> None:
         """One bad element voids the list: ids are non-negative ints, and a bool is none."""
-        if not isinstance(ids, list) or not all(type(one) is int and 0 <= one < 2**63 for one in ids):
+        if not isinstance(ids, list) or not are_ids(ids):
             self.malformed = True
         elif self.ids is None:
             self.ids = list(ids)
