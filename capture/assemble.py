@@ -53,6 +53,11 @@ class Assembler:
                     choice = self._choices[index] = _Choice(index)
                 choice.add(part)
 
+    def pieces(self, index: int) -> dict[str, list[str]] | None:
+        """The pieces of text that a choice's message has so far, by field; None before its first chunk."""
+        choice = self._choices.get(index)
+        return None if choice is None or choice.message is None else choice.pieces
+
     def body(self) -> dict[str, Any]:
         """The completed body, in the engine's own shape, without token ids and logprobs."""
         body = dict(self._head)

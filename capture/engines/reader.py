@@ -10,6 +10,7 @@ import orjson
 
 from capture.assemble import ID_KEYS, NESTED, Assembler, without_ids
 from capture.codes import why
+from capture.engines.regular import opening, parts
 from capture.engines.sampled import Sampled
 from capture.record import FIELDS, Completion, Ids, TokenCapture, Unavailable
 
@@ -57,6 +58,8 @@ class Reader:
         self._unreadable = False
         self._lenient = False
         self._mutes = bool(ask.injected or ask.headers)
+        self._regular: bytes | None = None
+        self._given = b""
         self._last: tuple[dict[str, Any], bytes] | None = None
         self._keeps_last = bool(engine.on_last_chunk) and "stream_options" in ask.injected
 
@@ -88,6 +91,8 @@ class Reader:
         Two events, each with its `data: `, where one was kept back that had to go first.
         Never raises: what cannot be read is passed on as it is.
         """
+        if self._regular is not None and data.startswith(self._regular) and self._take_parts(data, self._regular):
+            return self._given
         chunk, cut = self._taken(data)
         if chunk is None or not self._mutes:
             return data
@@ -101,9 +106,32 @@ class Reader:
             self._last = chunk, data  # what belongs on the last chunk comes with the count, which is not the agent's
             return None
         given = self._dumps(chunk, data) if changed else data
+        if self._regular is None and changed:
+            self._look_for_regular(data, given)
         before = self.rest() if self._last is not None else None
         # What should have been the last chunk was not: both go out, in the order they came in.
         return given if before is None else before + b"\n\ndata: " + given.replace(b"\n", b" ")
+
+    def _look_for_regular(self, data: bytes, given: bytes) -> None:
+        """Whether the chunks that begin as this one may be read by their parts: where both ways lead to the same."""
+        begins = opening(data) if self.wire == CHAT and self.expected == 1 and not self.sampled.top else None
+        found = None if begins is None else parts(data, begins)
+        if found is not None and found.given == given:
+            self._regular = begins
+
+    def _take_parts(self, data: bytes, begins: bytes) -> bool:
+        """Records a regular chunk, as `_taken` would, with `_given` for the agent; False where it has to be parsed."""
+        choice, pieces = self.sampled.choices.get(0), self._assembler.pieces(0)
+        if choice is None or pieces is None or self._last is not None or not choice.goes_on:
+            return False
+        found = parts(data, begins)
+        held = None if found is None else pieces.get(found.field)
+        if found is None or held is None:
+            return False
+        choice.one_token(found.token_id, found.logprob, found.token)
+        held.append(found.text)
+        self._given = found.given
+        return True
 
     def chunk(self, data: bytes) -> dict[str, Any] | None:
         """One event's JSON text in, for a dialect that translates it: the chunk as parsed, nothing taken out.

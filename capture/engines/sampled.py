@@ -122,6 +122,18 @@ class Choice:
         if isinstance(logprobs, dict):
             self._logprobs(logprobs, whole)
 
+    @property
+    def goes_on(self) -> bool:
+        """Tokens have come, as ids with their logprobs, and more may."""
+        return self.ids is not None and self.saw_logprobs and self.entry_ids is None and self.finish_reason is None
+
+    def one_token(self, token_id: int, logprob: float, token: str) -> None:
+        """One more token of a choice that goes on."""
+        assert self.ids is not None
+        self.ids.append(token_id)
+        self.logprobs.append(logprob)
+        self.tokens.append(token)
+
     def add_ids(self, ids: Any) -> None:
         """One bad element voids the list: ids are non-negative ints, and a bool is none."""
         if not isinstance(ids, list) or not are_ids(ids):

@@ -1,0 +1,96 @@
+"""A chunk read by its parts is read as the general way reads it: the same bytes for the agent, the same record."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from capture.engines import engine
+from capture.engines import reader as readers
+from capture.engines.base import CHAT, Reader, Wants
+from capture.engines.regular import opening, parts
+from capture.sse import Decoder
+
+VLLM = sorted((Path(__file__).parent / "transcripts/vllm").glob("chat-*stream.body"))
+STREAMS = [one for one in VLLM if "nostream" not in one.name]
+BODY = {"model": "my-policy", "messages": [{"role": "user", "content": "Name two colours."}], "stream": True}
+HEAD = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1795962789, "model": "my-policy"}
+
+
+def told(events: list[bytes], body: dict[str, Any]) -> tuple[Any, ...]:
+    vllm = engine("vllm")
+    reader: Reader = vllm.reader(CHAT, body, vllm.ask(CHAT, body, Wants()))
+    out = [reader.event(data) for data in events]
+    out.append(reader.rest())
+    return out, reader.capture("ok", status=200), reader.assembled(), reader.finished
+
+
+def both_ways(events: list[bytes], monkeypatch: pytest.MonkeyPatch, body: dict[str, Any] = BODY) -> None:
+    by_parts = told(events, body)
+    with monkeypatch.context() as patch:
+        patch.setattr(readers, "opening", lambda data: None)
+        assert by_parts == told(events, body)
+
+
+@pytest.mark.parametrize("name", [one.name for one in STREAMS])
+@pytest.mark.parametrize("asked", [{}, {"logprobs": True}, {"return_token_ids": True}, {"n": 2}])
+def test_recorded_streams(name: str, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    data = (VLLM[0].parent / name).read_bytes()
+    events = [one.data for one in Decoder().feed(data) if one.data and one.data != b"[DONE]"]
+    assert events
+    both_ways(events, monkeypatch, {**BODY, **asked})
+
+
+def test_the_chunks_of_vllm_are_regular() -> None:
+    data = (VLLM[0].parent / "chat-plain-length-stream.body").read_bytes()
+    events = [one.data for one in Decoder().feed(data) if one.data]
+    found = [one for one in events if (begins := opening(one)) is not None and parts(one, begins) is not None]
+    assert len(found) >= len(events) - 4  # all but the role, the finish, the count and [DONE]
+
+
+def chunk(field: str, text: Any, token: Any, logprob: Any, ids: Any, **more: Any) -> dict[str, Any]:
+    entry = {"token": token, "logprob": logprob, "bytes": [1], "top_logprobs": []}
+    choice = {
+        "index": 0,
+        "delta": {field: text},
+        "logprobs": {"content": [entry]},
+        "finish_reason": None,
+        "token_ids": ids,
+    }
+    return {**HEAD, "choices": [choice], **more}
+
+
+def written(value: Any, ascii_only: bool) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
+
+
+CHUNKS = st.builds(
+    chunk,
+    st.sampled_from(["content", "content", "content", "reasoning", "reasoning_content", "refusal", "role"]),
+    st.text(max_size=6)
+    | st.sampled_from(['"', "\\", "\n", "\t\\n", "\u2028", "\x7f", "é", "\x00", "\ud800", "", None]),
+    st.text(max_size=4) | st.sampled_from(["token_id:17", '"', None]),
+    st.floats(-9999, 0) | st.sampled_from([0, -1, -9999.0, float("-inf"), float("nan"), 1e-7, None, "x", True]),
+    st.lists(st.integers(0, 50000), max_size=2) | st.sampled_from([[1], [2], [-1], [2**63], [True], None, [0]]),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(CHUNKS, st.booleans(), st.integers(0, 400), st.integers(-1, 255)), max_size=8))
+def test_streams_of_any_making(chunks: list[tuple[dict[str, Any], bool, int, int]]) -> None:
+    """Written with and without escapes, and some with a byte changed: the two ways never differ."""
+    events = [written({**HEAD, "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}, False)]
+    events += [written(chunk("content", "a", "a", -0.5, [7]), False)] * 2
+    for one, ascii_only, place, byte in chunks:
+        data = bytearray(written(one, ascii_only))
+        if byte >= 0:
+            data[place % len(data)] = byte
+        events.append(bytes(data))
+    events.append(written({**HEAD, "choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}, False))
+    with pytest.MonkeyPatch.context() as patch:
+        both_ways(events, patch)
