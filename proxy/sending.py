@@ -145,7 +145,7 @@ class Sending:
 
     async def _post(self, replica: Replica, engine: Engine, wants: Wants) -> Response:
         try:
-            self.ask = self._asks(engine, wants)
+            self.ask, self._made = self._asks(engine, wants), None  # its body may be changed from here on
             self.reader = engine.reader(self.route.wire, self.request.upstream, self.ask)
         except Exception as error:
             self._capture_failed(error)
