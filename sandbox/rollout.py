@@ -270,7 +270,8 @@ class Rollout:
             return None
         if last is None or last.outcome in ("ok", "aborted"):
             return None
-        return AgentError(f"the model's last call failed ({self.tally.get('last_error')})", _provider(last.status_code))
+        told = self.tally.get("last_error") or _said(last.response_body) or f"HTTP {last.status_code}"
+        return AgentError(f"the model's last call failed ({told})", _provider(last.status_code))
 
     def write(self) -> dict[str, Any]:
         """Every file of the folder, `result.json` last."""
@@ -288,6 +289,12 @@ class Rollout:
             yield
         finally:
             self.timing[name] = round(self.timing.get(name, 0.0) + time.monotonic() - began, 1)
+
+
+def _said(body: dict[str, Any]) -> str | None:
+    """The sentence of an error's body, which every dialect keeps in the same place."""
+    error = body.get("error")
+    return str(error.get("message")) if isinstance(error, dict) else None
 
 
 def _provider(status: int) -> str:
