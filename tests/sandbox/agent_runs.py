@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,16 @@ class AgentRun:
         return "\n".join([self.covered.line, *self.covered.explained])
 
 
-def scripted(tmp_path: Path, name: str, script: Script = write_the_number, **env: str) -> AgentRun:
+def scripted(
+    tmp_path: Path, name: str, script: Script = write_the_number, *, network: str = "public", **env: str
+) -> AgentRun:
     """Installs the agent where that was not done yet, and lets it write the number in a container."""
+    folder = shutil.copytree(TASK, tmp_path / TASK.name)
+    told = (folder / "task.md").read_text().replace("sandbox:\n", f"sandbox:\n  network_mode: {network}\n")
+    (folder / "task.md").write_text(told)
     with ScriptedEngine(script) as engine:
         provider = Provider(f"vllm/{engine.model}", "vllm", engine.model, engine.base_url, None, True)
-        seen = attempt(tmp_path, load_task(TASK), find_agent(name), provider=provider, agent_env=env)
+        seen = attempt(tmp_path, load_task(folder), find_agent(name), provider=provider, agent_env=env)
         assert engine.failed == []
         return read_back(seen, engine.seen)
 
