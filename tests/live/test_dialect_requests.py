@@ -32,11 +32,13 @@ print("CHECKED" + json.dumps(told))
 
 def recorded() -> list[tuple[str, Dialect, dict[str, Any]]]:
     by_path = {dialect.path: dialect for dialect in DIALECTS}
-    return [
+    found = [
         (f"{agent}/{path.stem}", by_path[route], json.loads(path.read_text()))
         for agent, route in AGENTS.items()
         for path in sorted((TRANSCRIPTS / agent).glob("*.json"))
     ]
+    claude = json.loads((TRANSCRIPTS / "claude_code.json").read_text())
+    return found + [(one["name"], by_path["/v1/messages"], one["body"]) for one in claude if one["body"]]
 
 
 def test_recorded_requests_are_valid_for_vllm() -> None:
@@ -44,7 +46,7 @@ def test_recorded_requests_are_valid_for_vllm() -> None:
     if not python.exists():
         pytest.fail(f"{python} is missing: `make live` installs it (about 3 GB, once)")
     requests = recorded()
-    assert len(requests) >= 3
+    assert len(requests) >= 12
     chats = [dialect.translate(body, {}).chat for _, dialect, body in requests]
     done = subprocess.run([python, "-c", CHECK], input=json.dumps(chats), capture_output=True, text=True, timeout=300)
     assert "CHECKED" in done.stdout, done.stderr[-2000:]

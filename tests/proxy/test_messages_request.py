@@ -17,7 +17,7 @@ from proxy.dialects.messages import Messages
 MESSAGES = Messages()
 #: Requests of Claude Code 2.1.197, recorded against a scripted API: by default, lean, and with an API that fails.
 RECORDED: list[dict[str, Any]] = [
-    one for one in json.loads((Path(__file__).parent / "data/claude_code.json").read_text()) if one["body"]
+    one for one in json.loads((Path(__file__).parent / "transcripts/claude_code.json").read_text()) if one["body"]
 ]
 
 
