@@ -39,12 +39,33 @@ RESPONSES_CALL = {
 }  # fmt: skip
 
 
+#: And as Claude Code makes it.
+MESSAGES_CALL = {
+    "model": "my-policy",
+    "system": [
+        {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.197.3c0; cc_entrypoint=sdk-cli;"},
+        {"type": "text", "text": "Use the tools.", "cache_control": {"type": "ephemeral"}},
+    ],
+    "messages": [{"role": "user", "content": [{"type": "text", "text": "Is it fine in Paris?"}]}],
+    "tools": [
+        {"name": TOOL_CALL["tools"][0]["function"]["name"], "input_schema": {"type": "object", "properties": {}}},
+        {"type": "web_search_20250305", "name": "web_search"},
+    ],
+    "metadata": {"user_id": "{}"}, "output_config": {"effort": "high"}, "thinking": {"type": "adaptive"},
+    "stream": True, "max_tokens": 60,
+}  # fmt: skip
+
+
 async def post(bench: Bench, body: dict[str, Any]) -> None:
     await bench.client.post("/chat/completions", json=body)
 
 
 async def respond(bench: Bench, body: dict[str, Any]) -> None:
     await bench.client.post("/responses", json=body)
+
+
+async def message(bench: Bench, body: dict[str, Any]) -> None:
+    await bench.client.post("/messages?beta=true", json=body)
 
 
 async def leave(bench: Bench, body: dict[str, Any]) -> None:
@@ -78,8 +99,9 @@ SCENARIOS: dict[str, Scenario] = {
     "aborted": (cut, leave, {**USER, "stream": True}),
     "failed": (lambda: replays("vllm/err-context-length"), post, USER),
     "translated_responses": (lambda: replays("vllm/tool-auto-forced-stream"), respond, RESPONSES_CALL),
+    "translated_messages": (lambda: replays("vllm/tool-auto-forced-stream"), message, MESSAGES_CALL),
 }
-COMPLETE = {"ok", "streamed_tool_call", "n2", "token_in", "translated_responses"}
+COMPLETE = {"ok", "streamed_tool_call", "n2", "token_in", "translated_responses", "translated_messages"}
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
