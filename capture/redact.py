@@ -24,8 +24,9 @@ _SECRET_ENDS: Final = tuple(
 #: Below these fields stands what the model read or wrote, what bounds its words, or what the engine said of its tokens.
 _TEXT_FIELDS: Final = frozenset(
     "content text prompt suffix input arguments logprobs top_logprobs tokens functions instructions token_capture "
-    "reasoning reasoning_content refusal stop bad_words chat_template response_format structured_outputs json_schema "
-    "grammar regex ebnf guided_json guided_regex guided_choice guided_grammar".split()
+    "reasoning reasoning_content refusal system thinking stop stop_sequences bad_words chat_template "
+    "response_format structured_outputs json_schema grammar regex ebnf guided_json guided_regex guided_choice "
+    "guided_grammar".split()
 )
 #: Parts of a message that name an address, which is no text that a model reads.
 _MEDIA: Final = frozenset("image_url video_url audio_url file_url".split())
@@ -109,7 +110,14 @@ def _message(message: Any) -> Any:
 
 
 def _part(part: Any) -> Any:
-    if not isinstance(part, dict) or _MEDIA.isdisjoint(part):
+    if not isinstance(part, dict):
+        return part
+    if isinstance(part.get("source"), dict) and "url" in part["source"]:  # an image of Anthropic's
+        new = redact(part["source"])
+        return part if new is part["source"] else {**part, "source": new}
+    if part.get("type") == "tool_result":
+        return _message(part)
+    if _MEDIA.isdisjoint(part):
         return part
     new = {name: redact(item) if name in _MEDIA else item for name, item in part.items()}
     return part if all(new[name] is part[name] for name in part) else new
@@ -117,7 +125,8 @@ def _part(part: Any) -> Any:
 
 def _tool(tool: Any) -> Any:
     """A function's definition is in the prompt; the headers of a server that holds tools (MCP) are not."""
-    return tool if not isinstance(tool, dict) or tool.get("type", "function") == "function" else redact(tool)
+    known = not isinstance(tool, dict) or tool.get("type", "function") in ("function", "custom")
+    return tool if known or "input_schema" in tool else redact(tool)
 
 
 def _each(items: list[Any], clean: Any) -> list[Any]:

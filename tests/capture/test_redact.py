@@ -150,3 +150,35 @@ def test_prompts_of_ids_and_images_cost_nothing() -> None:
     began = time.perf_counter()
     assert secrets_seen(body) == [] and redact(body) is body
     assert time.perf_counter() - began < 0.05
+
+
+def test_what_an_anthropic_request_tells_the_model_stays_and_addresses_of_its_images_are_cleaned() -> None:
+    key = "sk-ant-api03-abcDEF0123456789abcDEF"
+    picture = {"type": "image", "source": {"type": "url", "url": "https://a.example/x.png?token=abc123def"}}
+    body = {
+        "system": [{"type": "text", "text": f"Use {key}."}],
+        "tools": [
+            {
+                "name": "f",
+                "description": f"Needs {key}.",
+                "input_schema": {"properties": {"api_key": {"default": key}}},
+            },
+            {"type": "custom", "name": "g", "description": key, "input_schema": {}},
+        ],
+        "stop_sequences": [key],
+        "messages": [
+            {"role": "user", "content": [picture, {"type": "text", "text": key}]},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {"api_key": key}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": [picture]}]},
+        ],
+    }
+    kept = redact(body)
+    cleaned = {"type": "url", "url": f"https://a.example/x.png?token={REDACTED}"}
+    assert kept["messages"][0]["content"][0]["source"] == cleaned
+    assert kept["messages"][2]["content"][0]["content"][0]["source"] == cleaned
+    assert {name: kept[name] for name in ("system", "tools", "stop_sequences")} == {
+        name: body[name] for name in ("system", "tools", "stop_sequences")
+    }
+    assert kept["messages"][1] == body["messages"][1] and kept["messages"][0]["content"][1]["text"] == key
+    answer = {"type": "message", "content": [{"type": "thinking", "thinking": key}, {"type": "text", "text": key}]}
+    assert redact(answer) == answer
