@@ -34,16 +34,25 @@ class AgentRun:
 
 
 def scripted(
-    tmp_path: Path, name: str, script: Script = write_the_number, *, network: str = "public", **env: str
+    tmp_path: Path,
+    name: str,
+    script: Script = write_the_number,
+    *,
+    network: str = "public",
+    refuses: bool = False,
+    **env: str,
 ) -> AgentRun:
-    """Installs the agent where that was not done yet, and lets it write the number in a container."""
+    """Installs the agent where that was not done yet, and lets it write the number in a container.
+
+    `refuses`: the script raises, which the engine answers with 400; any other run must not have that happen.
+    """
     folder = shutil.copytree(TASK, tmp_path / TASK.name)
     told = (folder / "task.md").read_text().replace("sandbox:\n", f"sandbox:\n  network_mode: {network}\n")
     (folder / "task.md").write_text(told)
     with ScriptedEngine(script) as engine:
         provider = Provider(f"vllm/{engine.model}", "vllm", engine.model, engine.base_url, None, True)
         seen = attempt(tmp_path, load_task(folder), find_agent(name), provider=provider, agent_env=env)
-        assert engine.failed == []
+        assert bool(engine.failed) is refuses
         return read_back(seen, engine.seen)
 
 

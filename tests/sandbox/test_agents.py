@@ -26,7 +26,7 @@ from sandbox.provider import Provider
 from sandbox.rollout import Plan
 from sandbox.trajectory import Trajectory
 from tests.sandbox.agent_runs import check_whole, scripted
-from tests.sandbox.scripted_engine import ScriptedEngine
+from tests.sandbox.scripted_engine import Body, Said, ScriptedEngine
 from tests.sandbox.support import Seen, make_task
 
 RECORDED = Path(__file__).parent / "data"
@@ -203,3 +203,22 @@ def test_an_agent_of_each_dialect_leaves_a_training_grade_rollout(
     tmp_path: Path, docker_client: object, name: str, side_calls: int
 ) -> None:
     check_whole(scripted(tmp_path, name), side_calls=side_calls)
+
+
+def too_long(body: Body) -> Said:
+    raise ValueError("This model's maximum context length is 4096 tokens. However, your request has 4218 input tokens.")
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["claude", "codex"])
+def test_a_prompt_that_outgrew_the_engine_ends_the_turn_in_the_engines_words(
+    tmp_path: Path, docker_client: object, name: str
+) -> None:
+    run = scripted(tmp_path, name, too_long, refuses=True)
+    result = run.seen.result
+    assert result["error_category"] == "provider_rejected" and "maximum context length" in result["error"]
+    assert result["rewards"] == {"reward": 0.0}
+    # A title of Claude Code may still be on its way when the turn is over.
+    assert {call.status_code for call in run.calls if call.outcome != "aborted"} == {400}
+    assert len(run.calls) <= 4, "it tried again and again"
