@@ -275,7 +275,8 @@ class Rollout:
 
     def write(self) -> dict[str, Any]:
         """Every file of the folder, `result.json` last."""
-        if self.error and self.error.category in ("agent_error", "api_error", "acp_error") and (failed := self.model_failure()):
+        told_by_agent = self.error is not None and self.error.category in ("agent_error", "api_error", "acp_error")
+        if told_by_agent and (failed := self.model_failure()):
             self.error = AgentError(str(self.error), failed.category)
         result = result_json(self)
         write_rollout_files(self.dir, result, self.trajectory.events, self.timing)

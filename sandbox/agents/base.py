@@ -73,6 +73,11 @@ class Scene:
         given = self.env.get("BENCHFLOW_CONTEXT_WINDOW", "")
         return int(given) if given.isdecimal() and int(given) else WINDOW
 
+    @property
+    def longest_reply(self) -> int:
+        """Tokens that an agent is told a reply may have."""
+        return min(4096, self.window // 4)
+
     def put_home(self, files: Mapping[str, str]) -> None:
         """Writes files below the agent's home, as its user and for its eyes only. Raises `AgentError`."""
         for name, text in files.items():

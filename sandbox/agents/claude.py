@@ -36,7 +36,7 @@ class Claude:
             "ANTHROPIC_BASE_URL": model.base_url.removesuffix("/v1"),
             "ANTHROPIC_AUTH_TOKEN": model.api_key,
             **dict.fromkeys(names, model.name),
-            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(min(4096, scene.window // 4)),
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(scene.longest_reply),
             **dict.fromkeys(OFF, "1"),
             "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
             "CLAUDE_CODE_ENABLE_PROMPT_SUGGESTION": "false",

@@ -95,7 +95,11 @@ ENV = {
 def config(scene: Scene) -> dict[str, Any]:
     """What goes over its `mini.yaml`: the task, the model, and no limit but the budget."""
     assert scene.model is not None
-    reached = {"api_base": scene.model.base_url, "api_key": scene.model.api_key}
+    reached = {
+        "api_base": scene.model.base_url,
+        "api_key": scene.model.api_key,
+        "max_tokens": scene.longest_reply,  # else a model that finds no end goes on to the end of its context
+    }
     return {
         "run": {"task": scene.prompt},
         "agent": {"cost_limit": 0},

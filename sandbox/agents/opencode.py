@@ -42,7 +42,7 @@ class OpenCode:
 def config(scene: Scene) -> dict[str, Any]:
     """`opencode.json`: one provider, one model, everything allowed, nothing compacted or left out of the history."""
     assert scene.model is not None
-    limit = {"context": scene.window, "output": min(4096, scene.window // 4)}
+    limit = {"context": scene.window, "output": scene.longest_reply}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "benchflow",

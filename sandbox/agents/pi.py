@@ -47,8 +47,7 @@ class Pi:
 def models(scene: Scene) -> dict[str, object]:
     """Pi's `models.json`: one provider, one model. Pi keeps 16,384 tokens in reserve and compacts where it has less."""
     assert scene.model is not None
-    window = scene.window
-    model = {"id": scene.model.name, "contextWindow": window, "maxTokens": min(4096, window // 4)}
+    model = {"id": scene.model.name, "contextWindow": scene.window, "maxTokens": scene.longest_reply}
     provider = {
         "baseUrl": scene.model.base_url,
         "api": "openai-completions",

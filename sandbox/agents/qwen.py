@@ -40,7 +40,6 @@ class QwenCode:
 def settings(scene: Scene) -> dict[str, Any]:
     """`settings.json`: the model, no side calls (memories, titles, follow-ups), and a history that keeps everything."""
     assert scene.model is not None
-    sampled = min(4096, scene.window // 4)
     return {
         "security": {"auth": {"selectedType": "openai"}},
         "general": {"enableAutoUpdate": False},
@@ -57,7 +56,7 @@ def settings(scene: Scene) -> dict[str, Any]:
             "name": scene.model.name,
             "generationConfig": {
                 "contextWindowSize": scene.window,
-                "samplingParams": {"max_tokens": sampled},
+                "samplingParams": {"max_tokens": scene.longest_reply},
                 "maxRetries": 2,
             },
         },
