@@ -60,11 +60,21 @@ NOTHING_TO_BRIDGE: Final = frozenset({"begins", "not_chat"})
 
 
 @dataclass(frozen=True, slots=True)
+class TurnEnd:
+    """How a template was seen to end a reply: `after` are the ids that it writes behind the stop token, `lead` how many
+    ids at the end of the prompt before it writes otherwise once the reply stands there.
+    """
+
+    after: Ids
+    lead: int
+
+
+@dataclass(frozen=True, slots=True)
 class Bridge:
     """`prompt` is what to send. `closing` ids of it close a reply that was cut: the template's, not sampled.
 
     `ours` and `theirs` are the stretch in which the prompt and the rendering may have other ids: both must read alike.
-    `whole` says that this stretch reaches back to the first id.
+    `whole` says that this stretch reaches back to the first id. `end` is there where the stop token stands in A.
     """
 
     prompt: Ids
@@ -72,6 +82,7 @@ class Bridge:
     ours: Ids
     theirs: Ids
     whole: bool = False
+    end: TurnEnd | None = None
 
 
 def bridge(rendered: Ids, answered: Ids, found: Parent, closing: Ids | None = None) -> Bridge | str:
@@ -85,13 +96,14 @@ def bridge(rendered: Ids, answered: Ids, found: Parent, closing: Ids | None = No
     beyond = rendered.after(answered)
     start, whole = _parting(found, answered)
     turn = numbers(answered)[start:]
-    shown = turn
+    shown, end = turn, None
     if stop is None:
         if closing is None or not _ends_with(turn, closing.tolist()):
             return "template_closes_otherwise"
         after = closing
     elif stop in turn:
         after = Ids.of(turn[len(turn) - turn[::-1].index(stop) :])
+        end = None if whole else TurnEnd(after, len(found.held.rendered) - start)
     elif beyond.startswith(Ids.of([stop])):  # the next turn's first token is the stop token (GLM)
         after, beyond, shown = Ids(b""), beyond.after(Ids.of([stop])), [*turn, stop]
     else:
@@ -102,7 +114,21 @@ def bridge(rendered: Ids, answered: Ids, found: Parent, closing: Ids | None = No
         ours=(held if whole else Ids.of(numbers(found.held.rendered)[start:])) + sampled + after,
         theirs=Ids.of(shown),
         whole=whole,
+        end=end,
     )
+
+
+def answered_as_before(rendered: Ids, found: Parent, end: TurnEnd) -> Ids | None:
+    """A without asking for it: R up to the first stop token of the reply and what was seen to stand behind it.
+
+    None where R does not look like that. A reply whose text holds a stop token's is cut short: then it reads otherwise.
+    """
+    start = found.held.rendered.common(rendered)
+    ids, after = numbers(rendered), end.after.tolist()
+    if found.reply.stop is None or len(found.held.rendered) - start > end.lead or found.reply.stop not in ids[start:]:
+        return None
+    at = ids.index(found.reply.stop, start) + 1
+    return Ids.of(ids[: at + len(after)]) if ids[at : at + len(after)] == after else None
 
 
 def beginning(rendered: Ids, other: Ids) -> Ids:

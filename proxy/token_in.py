@@ -1,15 +1,13 @@
-"""Token-in for one session: which held call a chat call goes on from, and the prompt ids that make it extend that call.
+"""Token-in for one session: which held call a chat call goes on from, and the prompt ids that make it extend that.
 
-The rules are in `capture.continues` and `capture.bridge`. Here are the engine's tokenizer calls, those of a round
-together, the checks before ids are sent, and what is kept of the calls that may be continued. In mode `auto` whatever
-goes wrong costs the bridge and never the call; in mode `require` a call that cannot be bridged is refused.
+The rules are in `capture.continues` and `capture.bridge`, the questions to the engine in `proxy.bridging`, the calls
+that may be continued in `proxy.held`. In mode `auto` whatever goes wrong costs the bridge and never the call; in mode
+`require` a call that cannot be bridged is refused.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,31 +15,19 @@ from typing import Any
 
 import orjson
 
-from capture.bridge import (
-    NOTHING_TO_BRIDGE,
-    PROBES,
-    REASONS,
-    Bridge,
-    beginning,
-    bridge,
-    closing_of,
-    reads_alike,
-    with_other_text,
-)
+from capture.bridge import NOTHING_TO_BRIDGE, REASONS
 from capture.continues import Conversation, Parent, parent
-from capture.engines.base import CHAT, Engine, Question
+from capture.engines.base import CHAT, Engine
 from capture.engines.reader import Reader
 from capture.record import Ids, TokenCapture
+from proxy.bridging import Bridging, NoBridge, Template
 from proxy.errors import NotBridged, UpstreamError
 from proxy.held import HeldCalls, held_call
 from proxy.replicas import Replica
 
 log = logging.getLogger("proxy")
 
-#: One bridge in so many is checked as a whole, after the first.
-AGAIN = 16
-#: Seconds that the engine's tokenizer may take for one round of questions, and how often in a row it may fail.
-PATIENCE = 5.0
+#: How often in a row the engine's tokenizer may fail before it is left alone.
 FAILURES = 3
 
 
@@ -53,7 +39,7 @@ class Plan:
     continues: int | None = None
     prompt: Ids | None = None
     rendered: Ids | None = None
-    key: tuple[str, int] | None = None
+    template: Template | None = None
     closing: int = 0
     reason: str | None = None
     detail: str | None = None
@@ -76,10 +62,7 @@ class TokenIn:
     bridged: int = 0
     not_bridged: Counter[str] = field(default_factory=Counter)
     _held: HeldCalls = field(default_factory=HeldCalls)
-    _trusted: set[tuple[str, int]] = field(default_factory=set)
-    _read: set[tuple[str, int]] = field(default_factory=set)
-    _rewrites: set[tuple[str, int]] = field(default_factory=set)
-    _closings: dict[tuple[str, int], Ids] = field(default_factory=dict)
+    _templates: dict[tuple[str, int], Template] = field(default_factory=dict)
     _failures: int = 0
 
     async def plan(self, replica: Replica, engine: Engine, wire: str, body: dict[str, Any]) -> Plan:
@@ -134,97 +117,18 @@ class TokenIn:
         self, plan: Plan, found: Parent, replica: Replica, engine: Engine, body: dict[str, Any]
     ) -> str | None:
         assert plan.conversation is not None
-        key = (replica.label, plan.conversation.options)
-        before, now = found.held.conversation.exact, plan.conversation.exact
-        same = before == now[: len(before)]
-        proof = len(before) if same and key not in self._trusted else None
-        answers = await self._render(found, replica, engine, body, key, plan.conversation.replies, proof)
-        if answers is None:
-            return "no_rendering"
-        rendered, answered, proved = answers
-        plan.rendered, plan.key = rendered, key
-        if proof is not None and proved != found.held.rendered:
-            self._turn_off("rendering_differs")
-            return "rendering_differs"
-        if not same and key not in self._trusted:
-            return "unproved"  # this call goes plainly, and is the proof: see `over`
-        self._trusted.add(key)
-        made = bridge(rendered, answered, found, self._closings.get(key))
-        if isinstance(made, str):
-            return made
-        if (reason := await self._check(made, rendered, key, replica, engine)) is not None:
-            return reason
+        plan.template = self._templates.setdefault((replica.label, plan.conversation.options), Template())
+        bridging = Bridging(found, plan.conversation, plan.template, replica, engine, body)
+        try:
+            made = await bridging.bridge()
+        except NoBridge as no:
+            if no.surprise:
+                self._turn_off(no.code)
+            return no.code
+        finally:
+            plan.rendered = bridging.rendered
         plan.prompt, plan.closing = made.prompt, made.closing
         return None
-
-    async def _render(
-        self,
-        found: Parent,
-        replica: Replica,
-        engine: Engine,
-        body: dict[str, Any],
-        key: tuple[str, int],
-        replies: int,
-        proof: int | None,
-    ) -> tuple[Ids, Ids, Ids | None] | None:
-        """R, A (see `capture.bridge`), and the first `proof` messages as a prompt where that is asked for."""
-        messages, cut = body["messages"], found.reply.stop is None
-        other = with_other_text(messages, replies) if key in self._rewrites else None
-        questions = [
-            engine.render(body, messages, to_be_answered=True),
-            engine.render(body, other or messages[:replies], to_be_answered=other is not None),
-        ]
-        if proof is not None:
-            questions.append(engine.render(body, messages[:proof], to_be_answered=True))
-        closing = cut and key not in self._closings
-        if closing:
-            questions += [engine.render(body, probe, to_be_answered=False) for probe in PROBES]
-        made = [one for answer in await self._ask(replica, questions) if (one := engine.rendered(answer)) is not None]
-        if len(made) < len(questions):
-            return None
-        rendered, answered = made[0], made[1]
-        if closing:
-            self._closings[key] = closing_of(*made[-2:])
-        if other is None and not cut and not rendered.startswith(answered):
-            other = with_other_text(messages, replies)
-            if other is not None:
-                self._rewrites.add(key)
-                [answer] = await self._ask(replica, [engine.render(body, other, to_be_answered=True)])
-                if (again := engine.rendered(answer)) is None:
-                    return None
-                answered = again
-        if other is not None:
-            answered = beginning(rendered, answered)
-        return rendered, answered, made[2] if proof is not None else None
-
-    async def _check(
-        self, made: Bridge, rendered: Ids, key: tuple[str, int], replica: Replica, engine: Engine
-    ) -> str | None:
-        """Reads what was sampled beside what the template wrote for it; at first, and now and then, all of both."""
-        pairs = [] if made.ours == made.theirs else [(made.ours, made.theirs)]
-        first = key not in self._read
-        whole = made.prompt != rendered and (first or random.randrange(AGAIN) == 0)  # noqa: S311 (a sample, no secret)
-        if whole:
-            pairs.append((made.prompt, rendered))
-        if not pairs:
-            return None
-        answers = await self._ask(replica, [engine.read(ids) for pair in pairs for ids in pair])
-        texts = [text for answer in answers if (text := engine.said(answer)) is not None]
-        if len(texts) < len(answers):
-            return "no_rendering"
-        read = list(zip(texts[::2], texts[1::2], strict=True))
-        if made.ours != made.theirs and not reads_alike(*read[0], begun=not made.whole):
-            return "reads_otherwise"
-        if whole and not reads_alike(*read[-1], begun=False):
-            self._turn_off("prompt_reads_otherwise")
-            return "prompt_reads_otherwise"
-        if whole:
-            self._read.add(key)
-        return None
-
-    async def _ask(self, replica: Replica, questions: Sequence[Question]) -> list[Any]:
-        async with asyncio.timeout(PATIENCE):
-            return await asyncio.gather(*(replica.get_json(path, method="POST", body=body) for path, body in questions))
 
     def _turn_off(self, reason: str, detail: str = "") -> None:
         if self.off is None:
@@ -250,9 +154,11 @@ class TokenIn:
             plan.drop("prompt_not_told" if told is None else "prompt_not_used")
             if told is not None:
                 self._turn_off("prompt_not_used")
-        elif plan.prompt is None and outcome == "ok" and told is not None and plan.rendered is not None and plan.key:
+        elif (
+            plan.prompt is None and outcome == "ok" and told is not None and plan.rendered is not None and plan.template
+        ):
             if told == plan.rendered:
-                self._trusted.add(plan.key)
+                plan.template.trusted = True
             else:
                 self._turn_off("rendering_differs")
         if self.off is None and engine and plan.conversation is not None and outcome == "ok" and reader is not None:

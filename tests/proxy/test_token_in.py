@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+import proxy.bridging
 import proxy.held
-import proxy.token_in
 from capture.sequences import Turn, merge
 from capture.threads import Threads
 from proxy.errors import SettingsError
@@ -354,7 +354,7 @@ async def test_a_prompt_that_would_read_otherwise_is_not_sent(
             object.__setattr__(made, "prompt", rules.Ids.of(made.prompt.tolist()[:-1] + encode("word")))
         return made
 
-    monkeypatch.setattr(proxy.token_in, "bridge", faulty)
+    monkeypatch.setattr(proxy.bridging, "bridge", faulty)
     double = TemplateEngine("qwen2_5", [tool_call(n) for n in range(3)])
     async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
         client = Client(bench)
@@ -370,7 +370,7 @@ async def test_a_fault_of_the_proxys_own_costs_the_bridge_alone(
     def broken(*_: Any) -> Any:
         raise ZeroDivisionError("broken")
 
-    monkeypatch.setattr(proxy.token_in, "bridge", broken)
+    monkeypatch.setattr(proxy.bridging, "bridge", broken)
     double = TemplateEngine("qwen2_5", [tool_call(n) for n in range(2)])
     async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
         client = Client(bench)
@@ -417,3 +417,31 @@ async def test_a_session_may_ask_for_it_and_must_capture(started: Started, tmp_p
             await bench.proxy.open_session("b", journal=tmp_path / "b.jsonl", token_in="on")
         with pytest.raises(SettingsError, match="needs the captured ids"):
             await bench.proxy.open_session("c", journal=tmp_path / "c.jsonl", token_in="auto", capture=False)
+
+
+async def test_most_calls_ask_for_one_rendering(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a template was seen to do once is not asked for again, but for one call in sixteen."""
+    monkeypatch.setattr(proxy.bridging, "AGAIN", 10**9)
+    double = TemplateEngine("qwen2_5", [tool_call(n).partition("</think>\n\n")[2] for n in range(9)])
+    async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
+        client = Client(bench)
+        for _ in range(9):
+            await client.turn()
+        assert [row["bridged"] for row in told(bench)] == [False, *[True] * 8]
+        asked = [one.path for one in engine.calls if one.path == "/tokenize"]
+        assert len(asked) == 3 + 7
+
+
+async def test_a_reply_that_writes_a_stop_tokens_name_is_bridged_all_the_same(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its text is a stop token to the template's tokenizer, and was plain letters when it was sampled."""
+    monkeypatch.setattr(proxy.bridging, "AGAIN", 10**9)
+    letters = [one for letter in f"Turns end with {STOP} here." for one in encode(letter)] + encode(STOP)
+    double = TemplateEngine("qwen2_5", ["One." + STOP, "Two." + STOP, letters, "Four." + STOP])
+    async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
+        client = Client(bench)
+        for _ in range(4):
+            await client.turn()
+        assert [row["bridged"] for row in told(bench)] == [False, True, True, True]
+        assert extending(bench) == 3
