@@ -67,7 +67,7 @@ def saved(
     calls: Sequence[Heard], placements: dict[int, Placement], journal: JournalReader | None, decoder: Decoder | None
 ) -> Iterator[Break]:
     """The breaks that there would have been without token-in: each bridged call's prompt as its messages render it,
-    against the ids that were held.
+    against that of the call before, rendered likewise, and what that sampled.
     """
     by_number = {call.number: call for call in calls}
     for call in calls:
@@ -75,10 +75,12 @@ def saved(
         parent = None if placement is None or placement.parent is None else by_number.get(placement.parent)
         if journal is None or parent is None or call.token_in is None or call.token_in.rendered is None:
             continue
-        said = journal.at(call.line, call.offset).token_in
+        said, earlier = (journal.at(one.line, one.offset).token_in for one in (call, parent))
         before = _told(parent, placements, journal)
         if said is None or not said.bridged or said.rendered is None:
             continue
+        if earlier is not None and earlier.bridged and earlier.rendered is not None:
+            before = replace(before, prompt=earlier.rendered)
         if not said.rendered.startswith(before.prompt + before.sampled):
             yield diagnose(before, replace(_told(call, placements, journal), prompt=said.rendered), decoder)
 

@@ -118,7 +118,6 @@ def _token_in(calls: Sequence[Heard]) -> dict[str, Any] | None:
     return {
         "modes": sorted({one.mode for one in told}),
         "bridged": sum(one.bridged for one in told),
-        "saved": sum(one.bridged and one.rendered is not None for one in told),
         "not_bridged": dict(Counter(one.reason or "failed" for one in told if not one.bridged)),
     }
 
