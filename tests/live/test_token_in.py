@@ -8,6 +8,7 @@ import json
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,7 @@ def calls(journal: Path) -> list[Call]:
 def extending(made: list[Call]) -> int:
     """How many calls begin with the prompt and the sampled ids of the very call before."""
     count = 0
-    for before, call in zip(made, made[1:], strict=False):
+    for before, call in pairwise(made):
         assert before.capture is not None and call.capture is not None and call.capture.prompt_token_ids is not None
         prompt, sampled = before.capture.prompt_token_ids, before.capture.completions[0].token_ids
         assert prompt is not None and sampled is not None
