@@ -43,7 +43,6 @@ model = {quoted(scene.model.name)}
 model_provider = "benchflow"
 model_context_window = {scene.window}
 model_auto_compact_token_limit = {10 * scene.window}
-model_max_output_tokens = {scene.longest_reply}
 model_reasoning_summary = "none"
 approval_policy = "never"
 sandbox_mode = "danger-full-access"
