@@ -26,6 +26,13 @@ _COMPACTS: Final = re.compile(
     r"|context checkpoint compaction",
     re.I,
 )
+#: Openings of side calls that have tools, or no other sign (Claude Code 2.1.318, Qwen Code 0.24): sub-agents of Claude
+#: Code have the same tools as the agent that sent them.
+_NAMED: Final = (
+    ("title", re.compile(r"you are naming a coding session", re.I)),
+    ("helper", re.compile(r"acting as the managed memory extraction", re.I)),
+    ("subagent", re.compile(r"subagent working for a parent agent|you are an agent for Claude Code,", re.I)),
+)
 _LOOKED_AT: Final = 600
 
 
@@ -38,6 +45,8 @@ def purpose(body: Mapping[str, Any], headers: Mapping[str, str]) -> str:
     opening = _system_text(messages)[:_LOOKED_AT]
     if _COMPACTS.search(opening) or (messages and _COMPACTS.search(_text(messages[-1], "user")[:_LOOKED_AT])):
         return "compaction"
+    if named := next((name for name, words in _NAMED if words.search(opening)), None):
+        return named
     if body.get("tools"):
         return "agent"
     if _wants_a_title(body):

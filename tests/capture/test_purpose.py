@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,3 +84,15 @@ STRANGE: list[dict[str, Any]] = [
 @pytest.mark.parametrize("body", STRANGE)
 def test_strange_requests_are_agents(body: dict[str, Any]) -> None:
     assert Purposes().of(body, {}) == "agent"
+
+
+#: What real agents sent, in the order of their calls, as chat and cut short: see `purpose` of each.
+RECORDED = json.loads((Path(__file__).parent / "agent_calls.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "calls", [pytest.param(list(calls), id=agent) for agent, calls in groupby(RECORDED, lambda one: one["agent"])]
+)
+def test_what_real_agents_sent(calls: list[dict[str, Any]]) -> None:
+    told = Purposes()
+    assert [told.of(one["body"], one["headers"]) for one in calls] == [one["purpose"] for one in calls]
