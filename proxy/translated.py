@@ -24,8 +24,6 @@ from proxy.upstream import Headers, Response
 
 NOT_OBJECT = "the request's body is no JSON object"
 NO_CHAT = "the engine's answer is no chat completion"
-#: llama.cpp answers 500 to an image that its model cannot read; a client would ask again, and again.
-OWN_FAULT = "input is not supported"
 CUT_OFF = "the engine's answer broke off before its end"
 
 
@@ -135,8 +133,7 @@ class TranslatedExchange(Exchange):
         self._note_error(response.status, data)
         said = loads(data)
         message = error_text(said) or _bare(data, response.status)
-        status = 400 if response.status == 500 and OWN_FAULT in message else response.status
-        self._error_reply(status, message, said, response)
+        self._error_reply(response.status, message, said, response)
 
     def _engine_error(self, error: dict[str, Any]) -> None:
         """An error inside an answer that began with 200: an event where the agent has seen some of it."""

@@ -12,7 +12,7 @@ import orjson
 
 from proxy.dialects.base import Dialect, Earlier, Translated
 from proxy.dialects.messages_history import History, arguments_name
-from proxy.dialects.messages_reply import MessageReply, error_object, written
+from proxy.dialects.messages_reply import MessageReply, error_object, status_of, written
 from proxy.errors import Refusal
 
 #: Fields that mean the same in chat.
@@ -77,9 +77,8 @@ class Messages(Dialect):
         return MessageReply(translated.chat["model"], translated.chat.get("stop") or [], translated.context)
 
     def error(self, status: int, message: str, engine_error: Any = None) -> tuple[int, bytes]:
-        """Statuses as Anthropic's: 422 is 400, and a busy engine's 503 is 529, which its clients wait for."""
-        status = {422: 400, 503: 529}.get(status, status)
-        return status, orjson.dumps(error_object(status, message))
+        error = error_object(status, message)
+        return status_of(status, message), orjson.dumps(error)
 
     def keep(self, translated: Translated, chat: dict[str, Any], body: dict[str, Any]) -> dict[str, str | bytes]:
         """The arguments of tool calls as the model wrote them: this dialect gives them to the agent parsed."""

@@ -9,6 +9,7 @@ import msgspec
 import orjson
 
 from proxy.dialects.base import Reply
+from proxy.dialects.faults import own_fault, too_long
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
@@ -282,8 +283,18 @@ def usage_of(usage: Any) -> dict[str, Any]:
     }
 
 
+def status_of(status: int, message: str) -> int:
+    """Statuses as Anthropic's: 422 is 400, and a busy engine's 503 is 529, which its clients wait for. What no second
+    call can help is 400 too."""
+    return 400 if own_fault(message) else {422: 400, 503: 529}.get(status, status)
+
+
 def error_object(status: int, message: str) -> dict[str, Any]:
-    return {"type": "error", "error": {"type": ERROR_TYPES.get(status, "api_error"), "message": message}}
+    """An error as Anthropic says it; its clients know a prompt that is too long by their own words for it."""
+    if too_long(message):
+        message = f"prompt is too long: {message}"
+    kind = ERROR_TYPES.get(status_of(status, message), "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def message_id(body: dict[str, Any]) -> str:

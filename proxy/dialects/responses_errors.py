@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import orjson
 
+from proxy.dialects.faults import MEDIA, own_fault, too_long
+
 _KINDS: Final = {
     400: ("invalid_request_error", None),
     401: ("invalid_request_error", "invalid_api_key"),
@@ -17,15 +19,6 @@ _KINDS: Final = {
     404: ("invalid_request_error", "not_found"),
     413: ("invalid_request_error", "request_too_large"),
     429: ("rate_limit_error", "rate_limit_exceeded"),
-}
-#: Words of engines (vLLM 0.32, SGLang 0.5, llama.cpp) for a prompt beyond the context; Codex acts on the code.
-_TOO_LONG: Final = ("maximum context length", "model's context length", "available context size", "context window")
-#: llama.cpp answers 500 to these, which are the request's own faults.
-_OWN_FAULT: Final = {
-    "image input is not supported": "unsupported_image_media_type",
-    "audio input is not supported": None,
-    "Failed to parse tool call arguments": None,
-    "is not a multimodal model": "unsupported_image_media_type",
 }
 
 
@@ -48,11 +41,11 @@ def failure(status: int, message: str) -> dict[str, Any]:
 
 
 def _judged(status: int, message: str) -> tuple[int, str, str | None]:
-    if any(words in message for words in _TOO_LONG):
+    if too_long(message):
         return 400, "invalid_request_error", "context_length_exceeded"
-    for words, code in _OWN_FAULT.items():
-        if words in message:
-            return 400, "invalid_request_error", code
+    if own_fault(message):
+        media = any(words in message for words in MEDIA)
+        return 400, "invalid_request_error", "unsupported_image_media_type" if media else None
     kind, known = _KINDS.get(status, ("server_error", "server_error") if status >= 500 else _KINDS[400])
     return status, kind, known
 

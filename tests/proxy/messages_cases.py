@@ -329,6 +329,7 @@ async def too_long(api: anthropic.AsyncAnthropic, model: str) -> None:
     with pytest.raises(anthropic.BadRequestError) as whole:
         await api.messages.create(**body)
     assert whole.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
+    assert whole.value.body["error"]["message"].startswith("prompt is too long")  # type: ignore[index]
     with pytest.raises(anthropic.BadRequestError):
         await streamed(api, **body)
 
