@@ -23,7 +23,7 @@ from proxy.errors import ProxyError, SessionError, SettingsError
 from proxy.metrics import Metrics
 from proxy.relay import CHAT, COMPLETIONS, Relay, Translated
 from proxy.replicas import Replicas
-from proxy.sessions import Session, Sessions
+from proxy.sessions import Defaults, Session, Sessions
 from proxy.settings import Settings, check_engine, check_key, check_token_in, check_top_logprobs
 from proxy.side_routes import CountTokens, Models
 
@@ -181,11 +181,17 @@ class Admin:
         return JSONResponse(await self.sessions.close(request.path_params["id"]))
 
     async def policy(self, request: Request) -> Response:
-        session = self.sessions.get(request.path_params["id"])
         version = (await _object(request)).get("version")
         if not isinstance(version, str | int) or isinstance(version, bool):
             raise SettingsError('give the policy\'s version as a string: {"version": "step-120"}')
+        named, defaults = request.path_params["id"], self.sessions.defaults
+        if named == "default" and defaults is not None and self.sessions.default is None:
+            defaults.policy_version = str(version)  # the default itself lives in another worker
+            return JSONResponse({"policy_version": version})
+        session = self.sessions.get(named)
         session.policy_version = str(version)
+        if defaults is not None and session is self.sessions.default:
+            defaults.policy_version = str(version)
         return JSONResponse(session.state())
 
 
@@ -266,6 +272,19 @@ class Door:
             policy_version=ours.policy_version if policy_version is None else policy_version,
             sampling=ours.sampling if sampling is None else sampling,
             token_in=mode if captured else "off",
+        )
+
+    def defaults(self) -> Defaults:
+        """What sessions are like that are made by their names alone."""
+        ours = self.settings
+        return Defaults(
+            replicas=self.replicas(tuple(ours.upstream), ours.upstream_key, ours.engine),
+            model=ours.model,
+            capture=ours.capture,
+            top_logprobs=ours.top_logprobs,
+            policy_version=ours.policy_version,
+            sampling=ours.sampling,
+            token_in=ours.token_in if ours.capture else "off",
         )
 
     async def close(self) -> None:

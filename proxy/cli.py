@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import logging
 import os
@@ -15,7 +14,8 @@ from typing import Annotated
 import typer
 
 from proxy.errors import ProxyError, SettingsError
-from proxy.server import run, serve
+from proxy.front import start
+from proxy.server import quiet_garbage, run, serve
 from proxy.settings import Settings
 
 log = logging.getLogger("proxy")
@@ -90,6 +90,9 @@ def proxy(
         str | None,
         typer.Option(envvar="CAPTURE_ADMIN_KEY", help="Key of the admin routes; made and shown if not given."),
     ] = None,
+    workers: Annotated[
+        int, typer.Option(envvar="CAPTURE_WORKERS", help="Processes; each session lives in one of them (Linux).")
+    ] = 1,
     max_body_mb: Annotated[
         int, typer.Option(envvar="CAPTURE_MAX_BODY_MB", help="Larger request bodies get 413.")
     ] = 256,
@@ -140,11 +143,17 @@ def proxy(
             first_byte_timeout=first_byte_timeout,
             idle_timeout=idle_timeout,
             grace=grace,
+            workers=workers,
         )
-        run(_serve(settings))
+        if settings.workers > 1:
+            code = start(settings)
+        else:
+            run(_serve(settings))
+            code = 0
     except ProxyError as error:
         print(f"bench proxy: {error}", file=sys.stderr)  # noqa: T201
         raise typer.Exit(2) from None
+    raise typer.Exit(code)
 
 
 async def _serve(settings: Settings) -> None:
@@ -154,11 +163,7 @@ async def _serve(settings: Settings) -> None:
         loop.add_signal_handler(number, stop.set)
     made_key = settings.admin_key is None
     async with serve(settings) as proxy:
-        # What was imported lives as long as the process; what a call makes is mostly gone when it ends. Looking through
-        # all of it every 700 objects was a tenth of what a call cost.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(20_000, 20, 100)
+        quiet_garbage()
         default = proxy.sessions.default
         assert default is not None
         log.info("agents: %s%s", proxy.base_url, "" if settings.key is None else " (with the key you gave)")

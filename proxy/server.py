@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import secrets
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,7 @@ class Proxy:
         self.settings = settings
         self.sessions = sessions
         self.port = door.port
-        self.base_url = f"http://{_in_url(host)}:{door.port}/v1"
+        self.base_url = f"http://{in_url(host)}:{door.port}/v1"
         self.admin_url = admin_url
         self._door = door
 
@@ -68,7 +69,7 @@ class Proxy:
 
 
 @asynccontextmanager
-async def serve(settings: Settings) -> AsyncIterator[Proxy]:
+async def serve(settings: Settings, share: Share | None = None) -> AsyncIterator[Proxy]:
     """A running proxy. On leaving, calls in flight get `settings.grace` seconds, then journals are sealed.
 
     Raises `SettingsError` for what cannot be used, a taken port included, and `SessionError` for a journal.
@@ -78,20 +79,26 @@ async def serve(settings: Settings) -> AsyncIterator[Proxy]:
     open_mode = settings.out is not None and settings.key is None
     sessions = Sessions(open_mode=open_mode, out=settings.out, fsync=settings.fsync, grace=settings.grace)
     door = Door(sessions, settings)
-    sockets = _bind([settings.host, *settings.more_hosts], settings.port)
-    door.port = sockets[0].getsockname()[1]
-    servers = [(_Server(_config(agent_app(sessions, settings, metrics), settings)), sockets)]
+    sockets = [] if share else bind([settings.host, *settings.more_hosts], settings.port)
+    door.port = share.port if share else sockets[0].getsockname()[1]
+    servers = [(QuietServer(uvicorn_config(agent_app(sessions, settings, metrics), settings)), sockets)]
     admin_url = None
     try:
-        if settings.admin_port is not None:
+        if share is not None:
+            share.server = servers[0][0]
+            admin = Admin(sessions, settings, metrics, door)
+            servers.append((QuietServer(uvicorn_config(admin.app(), settings)), [share.admin_socket()]))
+        elif settings.admin_port is not None:
             if settings.admin_key is None:
                 settings.admin_key = secrets.token_urlsafe(24)
-            admin_sockets = _bind([settings.admin_host], settings.admin_port, option="--admin-port")
-            admin_url = f"http://{_in_url(settings.admin_host)}:{admin_sockets[0].getsockname()[1]}"
+            admin_sockets = bind([settings.admin_host], settings.admin_port, option="--admin-port")
+            admin_url = f"http://{in_url(settings.admin_host)}:{admin_sockets[0].getsockname()[1]}"
             admin = Admin(sessions, settings, metrics, door)
-            servers.append((_Server(_config(admin.app(), settings)), admin_sockets))
+            servers.append((QuietServer(uvicorn_config(admin.app(), settings)), admin_sockets))
         if settings.out is not None:
-            sessions.default = door.open_session("default", key=settings.key)
+            sessions.defaults = door.defaults()
+            if share is None or share.index == 0:
+                sessions.default = door.open_session("default", key=settings.key)
     except ProxyError:
         for _, listening in servers:
             for one in listening:
@@ -102,7 +109,7 @@ async def serve(settings: Settings) -> AsyncIterator[Proxy]:
     try:
         while not all(server.started for server, _ in servers):  # noqa: ASYNC110 (uvicorn tells by a flag)
             await asyncio.sleep(0.005)
-        if settings.probe and settings.upstream:
+        if settings.probe and settings.upstream and (share is None or share.index == 0):
             pool = door.replicas(tuple(settings.upstream), settings.upstream_key, settings.engine)
             probing = asyncio.ensure_future(probe_all(pool, settings))
         yield Proxy(settings, sessions, door, settings.host, admin_url)
@@ -116,7 +123,40 @@ async def serve(settings: Settings) -> AsyncIterator[Proxy]:
         await door.close()
 
 
-class _Server(uvicorn.Server):
+class Share:
+    """A worker's share of a proxy: its number, the port that agents use, and where its admin routes listen.
+
+    No agent connects to it: connections are handed to it, for protocols made with `protocol_options`.
+    """
+
+    def __init__(self, index: int, port: int, admin: Path) -> None:
+        self.index = index
+        self.port = port
+        self.admin = admin
+        self.server: uvicorn.Server | None = None
+
+    def admin_socket(self) -> socket.socket:
+        one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        one.bind(str(self.admin))
+        return one
+
+    def protocol_options(self) -> dict[str, Any]:
+        assert self.server is not None
+        return {"config": self.server.config, "server_state": self.server.server_state, "app_state": {}}
+
+
+def quiet_garbage() -> None:
+    """For a process that is a proxy and nothing else.
+
+    What was imported lives as long as the process; what a call makes is mostly gone when it ends. Looking through all
+    of it every 700 objects was a tenth of what a call cost.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 100)
+
+
+class QuietServer(uvicorn.Server):
     """Uvicorn without its signal handlers: whoever starts a proxy decides what ends it."""
 
     @contextmanager
@@ -124,7 +164,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=BoundedProtocol,
@@ -141,7 +181,7 @@ def _config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
     )
 
 
-def _bind(hosts: list[str], port: int, option: str = "--port") -> list[socket.socket]:
+def bind(hosts: list[str], port: int, option: str = "--port") -> list[socket.socket]:
     """One listening socket a host, all on the same port."""
     made: list[socket.socket] = []
     try:
@@ -163,7 +203,7 @@ def _bind(hosts: list[str], port: int, option: str = "--port") -> list[socket.so
     return made
 
 
-def _in_url(host: str) -> str:
+def in_url(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
@@ -240,7 +280,7 @@ class ProxyThread:
             await self._stop.wait()
 
 
-def run(main: Any) -> None:
+def run(main: Coroutine[Any, Any, T]) -> T:
     """Runs a coroutine on the fastest loop there is here."""
     try:
         import uvloop
@@ -249,4 +289,4 @@ def run(main: Any) -> None:
     except ImportError:
         factory = None
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(main)
+        return runner.run(main)

@@ -193,12 +193,28 @@ class Session:
         }
 
 
+@dataclass(slots=True)
+class Defaults:
+    """What a session is like that is made by its name alone."""
+
+    replicas: Replicas
+    model: str | None
+    capture: bool
+    top_logprobs: int | None
+    policy_version: str | None
+    sampling: dict[str, object]
+    token_in: str
+
+
 class Sessions:
     """All sessions of one proxy, found by key, by id, and in open mode by name."""
 
     def __init__(self, *, open_mode: bool, out: Path | None, fsync: bool, grace: float) -> None:
         self.open_mode = open_mode
         self.default: Session | None = None
+        self.defaults: Defaults | None = None
+        #: Calls recorded by sessions that are closed, and how many of them are complete.
+        self.calls = self.complete_calls = 0
         self._out = out
         self._fsync = fsync
         self._grace = grace
@@ -263,7 +279,9 @@ class Sessions:
         await session.close(self._grace)
         session.replicas.leave(session.replica)
         self._by_id.pop(session.id, None)
-        self._by_key.pop(_digest(session.api_key), None)
+        if self._by_key.pop(_digest(session.api_key), None) is not None:
+            self.calls += session.tally.calls
+            self.complete_calls += session.tally.complete_calls
         return session.state()
 
     async def close_all(self) -> None:
@@ -274,7 +292,7 @@ class Sessions:
 
         Keys are found by their digest and compared in constant time, so that timing tells nothing about them.
         """
-        for key in _keys(headers):
+        for key in keys(headers):
             session = self._by_key.get(_digest(key))
             if session and hmac.compare_digest(session.api_key.encode(), key.encode("utf-8", "replace")):
                 if path_name and path_name not in (session.id, session.name):
@@ -297,9 +315,9 @@ class Sessions:
             return self.get(name)
         except SessionError:
             pass
-        if self.default is None or self._out is None:
+        like = self.defaults
+        if like is None or self._out is None:
             raise Refusal(401, "no session has this name")
-        like = self.default
         try:
             return self.open(
                 name,
@@ -309,7 +327,7 @@ class Sessions:
                 top_logprobs=like.top_logprobs,
                 policy_version=like.policy_version,
                 sampling=like.sampling,
-                token_in=like.token_in.mode if like.token_in is not None else "off",
+                token_in=like.token_in,
             )
         except SessionError as error:
             raise Refusal(400, str(error)) from error
@@ -335,7 +353,8 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "replace")).digest()
 
 
-def _keys(headers: list[tuple[bytes, bytes]]) -> Iterator[str]:
+def keys(headers: list[tuple[bytes, bytes]]) -> Iterator[str]:
+    """The keys that a request offers, in the order of its headers."""
     for name, value in headers:
         if name == b"authorization":
             scheme, _, key = value.partition(b" ")

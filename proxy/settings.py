@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -76,6 +77,9 @@ class Settings:
     #: How long a stop, or the closing of a session, waits for calls in flight.
     grace: float = 30.0
 
+    #: Processes that share the agents' port, each with sessions of its own. Only `bench proxy` starts more than one.
+    workers: int = 1
+
     @property
     def timeouts(self) -> Timeouts:
         return Timeouts(self.connect_timeout, self.first_byte_timeout, self.idle_timeout)
@@ -102,6 +106,10 @@ class Settings:
             )
         for key in (self.key, self.admin_key, self.upstream_key):
             check_key(key)
+        if not 1 <= self.workers <= 64:
+            raise SettingsError("--workers must be between 1 and 64")
+        if self.workers > 1 and not sys.platform.startswith("linux"):
+            raise SettingsError("--workers passes open connections between processes, which needs Linux; leave it out")
         if self.max_body_mb <= 0:
             raise SettingsError("--max-body-mb must be at least 1")
         for name in ("connect_timeout", "first_byte_timeout", "idle_timeout", "keepalive", "grace"):

@@ -1,0 +1,108 @@
+"""One of several workers that share a port: the sessions it has, on connections that the front hands to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from proxy.errors import ProxyError
+from proxy.handover import Channel, Who, whose
+from proxy.protocol import LARGEST_HEAD, BoundedProtocol
+from proxy.server import Share, quiet_garbage, serve
+from proxy.settings import Settings
+
+log = logging.getLogger("proxy")
+
+
+@dataclass
+class Place:
+    """A worker's place among the others: its number, the agents' port, its end of the channel, its admin socket."""
+
+    index: int
+    port: int
+    channel: Channel
+    admin: Path
+
+
+class SharedProtocol(BoundedProtocol):
+    """One connection of an agent's, for as long as its requests are of one session.
+
+    A request of another session's, on a connection that was kept, goes back to the front with the connection and all
+    that was read of it: its worker answers.
+    """
+
+    _who: Who | None = None
+    _early = b""
+
+    def __init__(self, front: Channel, early: bytes, **options: Any) -> None:
+        super().__init__(**options)
+        self._front = front
+        self._first = early
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if self._first:
+            self.data_received(self._first)
+
+    def data_received(self, data: bytes) -> None:
+        if self._between():
+            self._early += data
+            if b"\r\n\r\n" not in self._early and len(self._early) <= LARGEST_HEAD:
+                if self._waiting is None:
+                    self._wait_for_head()
+                return
+            data, self._early = self._early, b""
+            who = whose(data)
+            if self._who is None:
+                self._who = who
+            elif who != self._who:
+                self._hand_back(data)
+                return
+        super().data_received(data)
+
+    def _between(self) -> bool:
+        """No request is being read or answered."""
+        return self._in_head and not self._head and (self.cycle is None or self.cycle.response_complete)
+
+    def _hand_back(self, early: bytes) -> None:
+        connection = socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno()))
+        self.transport.pause_reading()
+        self.transport.abort()  # closes this descriptor of it; the other stays open
+        giving = self.loop.create_task(self._front.give(connection, early))
+        self.tasks.add(giving)
+        giving.add_done_callback(self.tasks.discard)
+
+
+async def work(settings: Settings, place: Place) -> None:
+    """Serves until the front says stop, or is gone."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    share = Share(place.index, place.port, place.admin)
+    try:
+        async with serve(settings, share) as proxy:
+            quiet_garbage()
+            arriving: set[asyncio.Task[Any]] = set()
+
+            def took(connection: socket.socket, early: bytes) -> None:
+                def protocol() -> SharedProtocol:
+                    return SharedProtocol(place.channel, early, **share.protocol_options())
+
+                arrives = loop.create_task(loop.connect_accepted_socket(protocol, connection))
+                arriving.add(arrives)
+                arrives.add_done_callback(arriving.discard)
+
+            place.channel.listen(took, lambda word, text: None, stop.set)
+            place.channel.tell(Channel.READY)
+            await stop.wait()
+        told = proxy.sessions
+        log.info("worker %d stopped: %d calls recorded, %d complete", place.index, told.calls, told.complete_calls)
+    except ProxyError as error:
+        place.channel.tell(Channel.FAILED, str(error))

@@ -1,0 +1,277 @@
+"""`--workers`: one port, several processes; each session in one of them, whatever connection its calls come by."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from capture.journal import JournalReader
+from proxy.front import Directory
+from proxy.front_admin import added_up
+from proxy.handover import whose
+from tests.proxy.fake_engine import FakeEngine, Seen, answers, replays, transcript, whole
+from tests.proxy.raw import connection, post
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="passing connections on needs Linux")
+
+PLAIN, STREAM = "vllm/chat-plain-length-nostream", "vllm/chat-plain-length-stream"
+CHAT: dict[str, Any] = {"model": "my-policy", "messages": [{"role": "user", "content": "Name two colours."}]}
+WHOLE = transcript(PLAIN)[1]
+
+
+class Running:
+    def __init__(self, process: asyncio.subprocess.Process, out: Path) -> None:
+        self.process = process
+        self.out = out
+        self.said: list[str] = []
+        self.port = 0
+        self.admin = ""
+
+    async def hear(self) -> None:
+        assert self.process.stderr is not None
+        while line := await self.process.stderr.readline():
+            self.said.append(line.decode())
+
+    async def settled(self) -> None:
+        async with asyncio.timeout(30):
+            while not self.port or not self.admin:
+                assert self.process.returncode is None, self.said
+                for line in self.said:
+                    if "agents: http://127.0.0.1:" in line:
+                        self.port = int(line.split("agents: http://127.0.0.1:")[1].split("/")[0])
+                    if "admin: " in line:
+                        self.admin = line.split("admin: ")[1].strip()
+                await asyncio.sleep(0.02)
+
+    def workers(self) -> list[int]:
+        return [
+            int(one) for one in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        ]
+
+    def calls(self, journal: Path) -> list[Any]:
+        reader = JournalReader(journal)
+        calls = list(reader)
+        assert reader.problems == []
+        return calls
+
+    async def open(self, client: httpx.AsyncClient, name: str) -> dict[str, Any]:
+        journal = self.out / name / "journal.jsonl"
+        made = await client.post(f"{self.admin}/sessions", json={"name": name, "journal": str(journal)})
+        assert made.status_code == 201, made.text
+        return {**made.json(), "journal": journal}
+
+    async def ended(self) -> int:
+        async with asyncio.timeout(30):
+            return await self.process.wait()
+
+
+@asynccontextmanager
+async def proxies(upstream: str, out: Path, *more: str) -> AsyncIterator[Running]:
+    command = [sys.executable, "-m", "proxy", "--upstream", upstream, "--out", str(out), "--port", "0", "--no-probe"]
+    process = await asyncio.create_subprocess_exec(
+        *command, "--admin-port", "0", "--admin-key", "boss", "--workers", "2", *more, stderr=asyncio.subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    running = Running(process, out)
+    hearing = asyncio.ensure_future(running.hear())
+    try:
+        await running.settled()
+        yield running
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            await running.ended()
+        await hearing
+
+
+def boss() -> httpx.AsyncClient:
+    return httpx.AsyncClient(headers={"authorization": "Bearer boss"}, timeout=30)
+
+
+async def test_sessions_live_in_workers_and_the_admin_routes_see_them_all(tmp_path: Path) -> None:
+    async with FakeEngine(replays(PLAIN)) as engine, proxies(engine.url, tmp_path) as proxy, boss() as admin:
+        opened = [await proxy.open(admin, f"rollout-{number}") for number in range(4)]
+        assert len({one["api_key"] for one in opened}) == 4
+        for times, one in enumerate(opened, 1):
+            assert one["base_url"] == f"http://127.0.0.1:{proxy.port}/v1"
+            async with httpx.AsyncClient(headers={"authorization": f"Bearer {one['api_key']}"}) as agent:
+                for _ in range(times):
+                    got = await agent.post(f"{one['base_url']}/chat/completions", json=CHAT)
+                    assert got.status_code == 200
+        listed = (await admin.get(f"{proxy.admin}/sessions")).json()["sessions"]
+        assert {one["name"]: one["calls"] for one in listed} == {
+            "default": 0, "rollout-0": 1, "rollout-1": 2, "rollout-2": 3, "rollout-3": 4,
+        }  # fmt: skip
+        metrics = (await admin.get(f"{proxy.admin}/metrics")).text
+        assert 'capture_calls_total{outcome="ok",wire="openai-chat"} 10.0' in metrics
+        assert "capture_sessions 5.0" in metrics
+        held = {path.parent.name for pid in proxy.workers() for path in journals_of(pid)}
+        assert held == {f"rollout-{number}" for number in range(4)} | {"trajectory"}
+        assert all(len(journals_of(pid)) >= 2 for pid in proxy.workers()), "the sessions are spread"
+        for times, one in enumerate(opened, 1):
+            assert (await admin.delete(f"{proxy.admin}/sessions/{one['session']}")).json()["calls"] == times
+            assert [call.outcome for call in proxy.calls(one["journal"])] == ["ok"] * times
+        assert (await admin.get(f"{proxy.admin}/sessions/{opened[0]['session']}")).status_code == 404
+        assert (await httpx.AsyncClient().get(f"{proxy.admin}/sessions")).status_code == 401
+        refused = await httpx.AsyncClient().post(
+            f"{opened[0]['base_url']}/chat/completions", json=CHAT, headers={"x-api-key": opened[0]["api_key"]}
+        )
+        assert refused.status_code == 200, "an open proxy: a key that opens nothing is as good as none"
+
+
+def journals_of(pid: int) -> set[Path]:
+    """Journals that a process has open."""
+    found = set()
+    for one in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            path = one.readlink()
+        except OSError:
+            continue
+        if path.suffix == ".jsonl":
+            found.add(path)
+    return found
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_kept_connection_serves_one_session_after_another(tmp_path: Path, stream: bool) -> None:
+    async with (
+        FakeEngine(replays(STREAM if stream else PLAIN)) as engine,
+        proxies(engine.url, tmp_path) as proxy,
+        boss() as admin,
+    ):
+        opened = [await proxy.open(admin, f"rollout-{number}") for number in range(3)]
+        limits = httpx.Limits(max_connections=1)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{proxy.port}/v1", limits=limits) as agent:
+            for turn in range(12):
+                key = opened[turn % 3]["api_key"]
+                body = {**CHAT, "stream": stream, "padding": "x" * (300_000 if turn % 2 else 10)}
+                got = await agent.post("/chat/completions", json=body, headers={"authorization": f"Bearer {key}"})
+                assert got.status_code == 200
+        for one in opened:
+            assert [call.outcome for call in proxy.calls(one["journal"])] == ["ok"] * 4
+
+
+async def test_a_session_by_its_name_is_made_in_one_worker_and_found_there(tmp_path: Path) -> None:
+    async with FakeEngine(replays(PLAIN)) as engine, proxies(engine.url, tmp_path) as proxy, boss() as admin:
+        version = await admin.post(f"{proxy.admin}/sessions/default/policy", json={"version": "step-7"})
+        assert version.status_code == 200
+        async with httpx.AsyncClient() as agent:
+            for turn in range(12):
+                url = f"http://127.0.0.1:{proxy.port}/s/task-{turn % 6}/v1/chat/completions"
+                assert (await agent.post(url, json=CHAT)).status_code == 200
+            assert (
+                await agent.post(f"http://127.0.0.1:{proxy.port}/v1/chat/completions", json=CHAT)
+            ).status_code == 200
+        for number in range(6):
+            calls = proxy.calls(tmp_path / f"task-{number}/trajectory/llm_trajectory.jsonl")
+            assert [call.metadata["policy_version"] for call in calls] == ["step-7"] * 2
+        assert len(proxy.calls(tmp_path / "default/trajectory/llm_trajectory.jsonl")) == 1
+        assert (await admin.get(f"{proxy.admin}/sessions/task-3")).json()["calls"] == 2
+
+
+async def test_a_head_that_trickles_in_finds_its_worker(tmp_path: Path) -> None:
+    async with FakeEngine(answers(200, WHOLE)) as engine, proxies(engine.url, tmp_path) as proxy, boss() as admin:
+        opened = [await proxy.open(admin, f"rollout-{number}") for number in range(2)]
+        for one in opened:
+            async with connection(proxy.port) as (reader, writer):
+                for _ in range(2):  # the second on the kept connection
+                    request = post(CHAT, f"authorization: Bearer {one['api_key']}")
+                    for at in range(0, len(request), 40):
+                        writer.write(request[at : at + 40])
+                        await writer.drain()
+                        await asyncio.sleep(0.002)
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    assert head.startswith(b"HTTP/1.1 200")
+                    length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
+                    await reader.readexactly(int(length.split(b":")[1]))
+            assert len(proxy.calls(one["journal"])) == 2
+
+
+async def test_a_stop_lets_calls_in_every_worker_end(tmp_path: Path) -> None:
+    async def late(seen: Seen) -> AsyncIterator[bytes]:
+        await asyncio.sleep(1.0)
+        yield whole(200, WHOLE)
+
+    async with FakeEngine(late) as engine, proxies(engine.url, tmp_path) as proxy, boss() as admin:
+        opened = [await proxy.open(admin, f"rollout-{number}") for number in range(4)]
+        async with httpx.AsyncClient(timeout=30) as agent:
+            url = f"http://127.0.0.1:{proxy.port}/v1/chat/completions"
+            calls = [
+                asyncio.ensure_future(agent.post(url, json=CHAT, headers={"x-api-key": one["api_key"]}))
+                for one in opened
+            ]
+            async with asyncio.timeout(10):
+                while len(engine.calls) < 4:
+                    await asyncio.sleep(0.01)
+            proxy.process.send_signal(signal.SIGTERM)
+            assert [got.status_code for got in await asyncio.gather(*calls)] == [200] * 4
+        assert await proxy.ended() == 0
+        assert all(len(proxy.calls(one["journal"])) == 1 for one in opened)
+
+
+async def test_a_worker_that_is_killed_ends_the_proxy_with_a_sentence(tmp_path: Path) -> None:
+    async with FakeEngine(replays(PLAIN)) as engine, proxies(engine.url, tmp_path) as proxy, boss() as admin:
+        opened = [await proxy.open(admin, f"rollout-{number}") for number in range(4)]
+        async with httpx.AsyncClient() as agent:
+            for one in opened:
+                url = f"http://127.0.0.1:{proxy.port}/v1/chat/completions"
+                assert (await agent.post(url, json=CHAT, headers={"x-api-key": one["api_key"]})).status_code == 200
+        workers = proxy.workers()
+        os.kill(workers[1], signal.SIGKILL)
+        assert await proxy.ended() == 1
+        assert any("worker 1" in line and "start it again" in line for line in proxy.said)
+        assert all(len(proxy.calls(one["journal"])) == 1 for one in opened)
+        assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+
+
+async def test_workers_end_when_the_front_is_killed(tmp_path: Path) -> None:
+    async with FakeEngine(replays(PLAIN)) as engine, proxies(engine.url, tmp_path) as proxy:
+        workers = proxy.workers()
+        assert len(workers) == 2
+        proxy.process.kill()
+        async with asyncio.timeout(20):
+            while any(Path(f"/proc/{pid}").exists() for pid in workers):
+                await asyncio.sleep(0.05)
+
+
+async def test_a_journal_that_another_process_writes_is_said_once(tmp_path: Path) -> None:
+    async with FakeEngine(replays(PLAIN)) as engine, proxies(engine.url, tmp_path):
+        command = [sys.executable, "-m", "proxy", "--upstream", engine.url, "--out", str(tmp_path), "--port", "0"]
+        second = await asyncio.create_subprocess_exec(
+            *command, "--workers", "2", stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2]
+        )
+        _, said = await asyncio.wait_for(second.communicate(), 30)
+        assert second.returncode == 2 and said.decode().count("a journal has one writer") == 1
+
+
+def test_whose_a_request_is() -> None:
+    head = (
+        b"POST /s/task-1/v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer  k1\r\nX-API-Key: k2\r\n\r\n"
+    )
+    assert whose(head + b'{"authorization": "Bearer no"}') == (("k1", "k2"), "task-1")
+    assert whose(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n") == ((), None)
+    assert whose(b"\x16\x03\x01 garbage") == ((), None)
+
+
+def test_the_directory_keeps_a_name_in_its_worker() -> None:
+    directory = Directory(3)
+    assert [directory.least() for _ in range(1)] == [2], "the first has the default already"
+    directory.opened(2, "key", "s-1", "one")
+    assert directory.of(whose(b"POST /v1/x HTTP/1.1\r\nx-api-key: key\r\n\r\n")) == 2
+    assert directory.of_name("one") == directory.of_name("s-1") == 2
+    assert directory.of_name("default") == 0 and directory.least() == 1
+
+
+def test_metrics_are_added_up() -> None:
+    one = '# TYPE a counter\na_total{x="1"} 2.0\na_created{x="1"} 50.0\n'
+    two = '# TYPE a counter\na_total{x="1"} 3.0\na_total{x="2"} 1.0\na_created{x="1"} 40.0\n'
+    assert added_up([one, two]) == ('# TYPE a counter\na_total{x="1"} 5.0\na_created{x="1"} 40.0\na_total{x="2"} 1.0\n')
