@@ -37,7 +37,7 @@ OPTIONS: dict[str, tuple[str, str, Any]] = {
     "--admin-host": ("127.0.0.3", "admin_host", "127.0.0.3"), "--admin-port": ("8124", "admin_port", 8124),
     "--admin-key": ("sk-3", "admin_key", "sk-3"), "--max-body-mb": ("7", "max_body_mb", 7),
     "--connect-timeout": ("1.5", "connect_timeout", 1.5), "--first-byte-timeout": ("2.5", "first_byte_timeout", 2.5),
-    "--idle-timeout": ("3.5", "idle_timeout", 3.5), "--grace": ("4.5", "grace", 4.5),
+    "--idle-timeout": ("3.5", "idle_timeout", 3.5), "--grace": ("4.5", "grace", 4.5), "--workers": ("3", "workers", 3),
 }  # fmt: skip
 FLAGS = {"--probe": "--no-probe", "--buffered": "--buffered", "--fsync": "--fsync"}
 
@@ -50,7 +50,12 @@ def settings_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     async def serve(settings: Settings) -> None:
         made.append(settings)
 
+    def start(settings: Settings) -> int:
+        made.append(settings)
+        return 0
+
     monkeypatch.setattr(proxy.cli, "_serve", serve)
+    monkeypatch.setattr(proxy.cli, "start", start)
     app = typer.Typer()
     proxy.cli.register(app)
 
