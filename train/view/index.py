@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -38,6 +39,8 @@ class Entry:
     read: tuple[int, int, bool] | None = None
     log: MemberLog | None = None
     told: dict[str, Any] = field(default_factory=dict)
+    #: What its row says of its group.
+    group: dict[str, Any] = field(default_factory=dict)
     gone: bool = False
     version: int = 0
 
@@ -56,6 +59,7 @@ class Index:
         self.state = JobState("waiting", "looking for rollouts")
         self.scanned = threading.Event()
         self._entries: dict[str, Entry] = {}
+        self._unread: deque[Entry] = deque()
         self._had_lock: set[Path] = set()
         self._lock = threading.Lock()
         self._asked = time.monotonic()
@@ -78,17 +82,20 @@ class Index:
     def job(self, since: int = 0) -> dict[str, Any]:
         """What the first view shows; only the rows that changed after version `since`."""
         self._asked = time.monotonic()
-        with self._lock:
-            entries = list(self._entries.values())
-            version, notes, state = self.version, list(self.notes), self.state
+        entries = self.entries()
         told = grouped(
-            [(one.rollout, one.log if one.fresh else None) for one in entries if not one.gone], self.grouping, state
+            [(one.rollout, one.log if one.fresh else None) for one in entries if not one.gone],
+            self.grouping,
+            self.state,
         )
-        rows = [
-            row_of(one) | told.of.get(one.rollout.rollout_path, {})
-            for one in entries
-            if one.version > since or one.rollout.rollout_path in told.of
-        ]
+        with self._lock:
+            for one in entries:
+                group = told.of.get(one.rollout.rollout_path, {})
+                if group != one.group:
+                    one.group = group
+                    self._changed(one)
+            version, notes, state = self.version, list(self.notes), self.state
+            rows = [row_of(one) for one in entries if one.version > since]
         return {
             "version": version,
             "since": since,
@@ -131,12 +138,14 @@ class Index:
 
     def read_next(self) -> bool:
         """Reads the next log that was not read as it is now; False when there is none."""
-        with self._lock:
-            entry = next((one for one in self._entries.values() if not one.gone and not one.fresh), None)
-        if entry is None:
-            return False
-        self.read_one(entry)
-        return True
+        while True:
+            with self._lock:
+                entry = self._unread.popleft() if self._unread else None
+            if entry is None:
+                return False
+            if not entry.gone and not entry.fresh:
+                self.read_one(entry)
+                return True
 
     def read_one(self, entry: Entry) -> Reading | None:
         now, reading = entry.seen, None
@@ -170,9 +179,11 @@ class Index:
             entry = self._entries.get(rollout.rollout_path)
             if entry is None:
                 entry = self._entries[rollout.rollout_path] = Entry(rollout, now)
+                self._unread.append(entry)
                 self._changed(entry)
             elif entry.seen != now or entry.rollout != rollout or entry.gone:
                 entry.rollout, entry.seen, entry.gone = rollout, now, False
+                self._unread.append(entry)
                 self._changed(entry)
 
     def _changed(self, entry: Entry) -> None:
@@ -222,6 +233,7 @@ def row_of(entry: Entry) -> dict[str, Any]:
         "gone": entry.gone,
         "fresh": entry.fresh,
         **entry.told,
+        **entry.group,
     }
 
 

@@ -132,6 +132,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+        listener.listen(128)  # who is told of the address may come at once
     except OSError as error:
         raise BadInput(
             f"cannot listen on {host} port {port}: {error.strerror or error}; give another --port, or none for a free "

@@ -88,16 +88,18 @@ class Strip:
         number = len(self.ids)
         cells, steps, entropy = bytearray(number), bytearray([NONE]) * number, bytearray([NONE]) * number
         lines: dict[str, list[int]] = {}
+        unknown = 0
         for one, start, end in self._runs():
             tokens = one.tokens() if one is not None else ()
             for at in range(start, end):
                 token = self.ids[at]
-                code, listed = self._cells(token, self._text(at, token, one, tokens))
+                text = self._text(at, token, one, tokens)
+                unknown += text is None
+                code, listed = self._cells(token, text)
                 cells[at] = code
                 if listed is not None:
                     lines[str(at)] = listed
         sampled: list[tuple[float, int]] = []
-        unknown = sum(self.text(at) is None for at in range(number)) if not self.vocabulary.whole else 0
         has_entropy = False
         for one in self.stretches:
             for offset, value in enumerate(one.completion.logprobs or ()):
@@ -130,7 +132,7 @@ class Strip:
     def slice(self, start: int, end: int) -> dict[str, Any]:
         """Tokens `start` to `end` (at most `SLICE`), a list each: ids, texts, logprobs; what few tokens have, by index.
 
-        `shown` has the parts of a token whose text is not simply itself; `unheard` the ids that have no text at all.
+        `shown` has the parts of a token whose text is not simply itself.
         """
         start = max(0, min(start, len(self.ids)))
         end = max(start, min(end, len(self.ids), start + SLICE))

@@ -29,12 +29,8 @@ function App() {
   const [help, setHelp] = useState(false);
   const view = words.view || "jobs";
   const go = useCallback((next, { replace } = {}) => {
-    const address = hrefOf(next);
-    if (address === location.hash) return;
-    if (replace) {
-      history.replaceState(null, "", address);
-      dispatchEvent(new HashChangeEvent("hashchange"));
-    } else location.hash = address;
+    if (replace) replaceWords(next);
+    else location.hash = hrefOf(next);
   }, []);
   useEffect(() => {
     const press = (event) => {
@@ -138,16 +134,34 @@ function up(words) {
   return {};
 }
 
-// The words after # in the address.
+// The words after # in the address. A key that is held down moves on 30 times a second, more often than browsers let an
+// address change: the page follows at once, the address when there is a pause.
+let toWrite = null;
+let tellWords = () => {};
+
 function useWords() {
-  const read = () => Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
-  const [words, setWords] = useState(read);
+  const [words, setWords] = useState(wordsIn(location.hash));
   useEffect(() => {
-    const changed = () => setWords(read());
+    const changed = () => {
+      clearTimeout(toWrite);
+      setWords(wordsIn(location.hash));
+    };
+    tellWords = setWords;
     addEventListener("hashchange", changed);
     return () => removeEventListener("hashchange", changed);
   }, []);
   return words;
+}
+
+function replaceWords(next) {
+  const address = hrefOf(next);
+  tellWords(wordsIn(address));
+  clearTimeout(toWrite);
+  toWrite = setTimeout(() => history.replaceState(null, "", address), 120);
+}
+
+function wordsIn(address) {
+  return Object.fromEntries(new URLSearchParams(address.slice(1)));
 }
 
 // The job, asked for again as long as there is something new to come.

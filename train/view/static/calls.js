@@ -124,13 +124,13 @@ export function CallDetail({ rollout, call }) {
       ${fact("first token", milliseconds(call.ttft_ms))}
       ${fact("prompt", call.prompt === null ? "not captured" : many(call.prompt, "token"))}
       ${fact("sampled", call.sampled.map((one) => many(one, "token")).join(" + "))}
-      ${fact("continues", call.parent === null ? "nothing" : `call ${call.parent}`)}
+      ${fact("continues", call.parent !== null ? `call ${call.parent}` : call.break !== null ? `nothing: it breaks off from call ${rollout.breaks[call.break].before}` : "nothing")}
       ${fact("policy version", [...new Set([call.policy_version, call.policy_version_end].filter(Boolean))].join(" → "))}
       ${fact("engine", [call.engine, call.engine_version].filter(Boolean).join(" "))}
       ${fact("model", call.model)}
       ${fact("dialect", [call.dialect, call.stream ? "streamed" : null].filter(Boolean).join(", "))}
       ${fact("replica", call.upstream)}
-      ${fact("began", call.began)}
+      ${fact("began", call.began && call.began.replace("T", " "))}
     </dl>
     ${trouble && html`<p class="note bad">${trouble}</p>`}
     ${!told && !trouble && html`<p class="loading">Loading messages…</p>`}
@@ -207,6 +207,7 @@ function textOf(content) {
 }
 
 function short(value) {
+  if (typeof value === "number" && !Number.isInteger(value)) return String(Number(value.toPrecision(6)));
   const text = typeof value === "string" ? value : JSON.stringify(value);
   return text && text.length > 200 ? `${text.slice(0, 200)}…` : text;
 }

@@ -70,6 +70,7 @@ function fromOf(told, side) {
 function sentenceOf(told, prompt) {
   if (told.sides.some((side) => !side.of)) return "One of them has no token sequence, so there is nothing to compare.";
   if (told.same) return `Token for token the same: ${many(told.common, "token")}.`;
-  if (told.common >= prompt) return `The same prompt and ${many(told.common - prompt, "same token")} after it; they part at token ${count(told.common)}.`;
+  if (told.common === prompt) return `The same prompt of ${many(prompt, "token")}; they part at the first sampled token.`;
+  if (told.common > prompt) return `The same prompt and ${many(told.common - prompt, "same token")} after it; they part at token ${count(told.common)}.`;
   return `Their prompts differ from token ${count(told.common)} on.`;
 }

@@ -12,9 +12,8 @@ const OVERSCAN = 10;
 const FACETS = ["task", "agent", "model", "outcome", "grade"];
 
 export function Jobs({ job, words, go }) {
-  const [text, setText] = useState(words.q || "");
+  const text = words.q || "";
   const [picked, setPicked] = useState([]);
-  useEffect(() => setText(words.q || ""), [words.q]);
   const key = words.sort || "";
   const falling = words.falling === "1";
   const together = words.groups !== "0";
@@ -32,10 +31,7 @@ export function Jobs({ job, words, go }) {
     return () => removeEventListener("keydown", focus);
   }, []);
 
-  const filterBy = (told) => {
-    setText(told);
-    go({ ...words, q: told || undefined }, { replace: true });
-  };
+  const filterBy = (told) => go({ ...words, q: told || undefined }, { replace: true });
   const sortBy = (column) => {
     const next = key === column ? (falling ? {} : { sort: column, falling: "1" }) : { sort: column };
     go({ ...words, sort: undefined, falling: undefined, ...next }, { replace: true });
@@ -65,7 +61,7 @@ export function Jobs({ job, words, go }) {
         ? html`<a class="button primary" href=${hrefOf({ view: "compare", a: picked[0], b: picked[1] })}>Compare both</a>`
         : picked.length === 1 && html`<span class="dim">pick one more to compare</span>`}
     </section>
-    <${Table} rows=${rows} groups=${together ? job.groups : null} sortKey=${key} falling=${falling}
+    <${Table} rows=${rows} groups=${together ? job.groups : null} groupBy=${job.group_by} sortKey=${key} falling=${falling}
       onSort=${sortBy} picked=${picked} onPick=${pick} many=${job.rows.length} />
   </main>`;
 }
@@ -85,7 +81,7 @@ function Facet({ facet, rows, text, onPick }) {
     ${values.slice(0, 200).map((value) => html`<option value=${value}>${value}</option>`)}</select></label>`;
 }
 
-function Table({ rows, groups, sortKey, falling, onSort, picked, onPick }) {
+function Table({ rows, groups, groupBy, sortKey, falling, onSort, picked, onPick }) {
   const items = useMemo(() => itemsOf(rows, groups), [rows, groups]);
   const box = useRef(null);
   const [seen, setSeen] = useState([0, 40]);
@@ -95,6 +91,7 @@ function Table({ rows, groups, sortKey, falling, onSort, picked, onPick }) {
     return made;
   }, [items]);
   const look = () => {
+    if (!box.current) return;
     const top = box.current.scrollTop;
     const bottom = top + box.current.clientHeight;
     let first = 0;
@@ -121,8 +118,8 @@ function Table({ rows, groups, sortKey, falling, onSort, picked, onPick }) {
       next.scrollIntoView({ block: "nearest" });
     }
   };
-  // What all rollouts have in common stands in the group's line.
-  const same = groups ? ["task", "agent", "model"].filter((key) => rows.every((row) => row[key] === rows[0][key])) : [];
+  // What a group has in common stands in its line.
+  const same = groups ? groupBy : [];
   const [first, last] = [Math.min(seen[0], items.length), Math.min(seen[1], items.length)];
   return html`<div class=${`table ${same.map((key) => `no-${key}`).join(" ")}`} ref=${box} onScroll=${look} onKeyDown=${press} tabindex="0" role="region" aria-label="Rollouts">
     <table aria-rowcount=${rows.length + 1}>
@@ -180,7 +177,7 @@ function Row({ row, picked, onPick }) {
   const link = hrefOf({ view: "rollout", path: row.path });
   return html`<tr class=${`${picked ? "picked" : ""} ${row.gone ? "gone" : ""}`}>
     <td class="pick"><input type="checkbox" checked=${picked} onChange=${() => onPick(row)} aria-label=${`Pick ${row.path} to compare`} /></td>
-    <td class="c-name"><a class="name" href=${link} title=${row.path}>${row.name}</a>${row.job !== row.name && row.path !== row.name && html`<span class="job dim">${row.job}</span>`}</td>
+    <td class="c-name"><a class="name" href=${link} title=${row.path}>${named(row.name)}</a>${row.job !== row.name && row.path !== row.name && html`<span class="job dim">${row.job}</span>`}</td>
     <td class="c-task">${row.task || "–"}</td>
     <td class="c-agent">${row.agent || "–"}</td>
     <td class="c-model" title=${row.model}>${row.model || "–"}</td>
@@ -200,4 +197,10 @@ function Row({ row, picked, onPick }) {
 export function Reward({ value }) {
   if (value === null || value === undefined) return html`<span class="dim">–</span>`;
   return html`<span class=${`reward ${value >= 1 ? "good" : value > 0 ? "part" : "zero"}`}>${reward(value)}</span>`;
+}
+
+// `<task>__<8 digits>`: on a narrow screen the digits tell rollouts apart, the task is the group's.
+function named(name) {
+  const found = /^(.+__)([0-9a-f]{6,})$/.exec(name);
+  return found ? html`<span class="stem">${found[1]}</span>${found[2]}` : name;
 }

@@ -124,13 +124,19 @@ export function TokenPane({ strip, from, at, colour, label, marked, onActive, on
   </div>`;
 }
 
-function Card({ token, x, y, above, strip, pinned }) {
+function Card({ token, x, y, above, dock, strip, pinned }) {
   const box = useRef(null);
   useLayoutEffect(() => {
     const style = box.current.style;
     const width = box.current.offsetWidth;
     const height = box.current.offsetHeight;
     style.left = `${Math.max(8, Math.min(x, window.innerWidth - width - 8))}px`;
+    if (dock) {
+      // Beside the text that is read, in the half of the pane where the token is not.
+      style.left = `${dock.right - width - 32}px`;
+      style.top = (y + above) / 2 > (dock.top + dock.bottom) / 2 ? `${dock.top + 12}px` : `${Math.max(8, dock.bottom - height - 12)}px`;
+      return;
+    }
     const below = y + height + 8 < window.innerHeight;
     style.top = below ? `${y}px` : `${Math.max(8, above - height)}px`;
   });
@@ -149,7 +155,7 @@ function Card({ token, x, y, above, strip, pinned }) {
     ${token.top && html`<table class="alternatives"><caption>alternatives captured</caption><tbody>
       ${token.top.slice(0, 8).map(([text, value]) => html`<tr class=${text === token.text ? "own" : ""}>
         <td class="alt">${quoted(text)}</td><td class="num">${probability(value)}</td>
-        <td><meter min="0" max="1" value=${Math.exp(value)} aria-label="probability"></meter></td></tr>`)}
+        <td><span class="share"><span style=${{ width: `${Math.exp(value) * 100}%` }}></span></span></td></tr>`)}
     </tbody></table>`}
   </div>`;
 }
@@ -436,7 +442,8 @@ class PaneView {
     const box = span.getBoundingClientRect();
     const pane = this.pane.getBoundingClientRect();
     if (box.bottom < pane.top || box.top > pane.bottom) return this.tell.card(null);
-    this.tell.card({ token, x: box.left, y: box.bottom + 6, above: box.top - 6, pinned });
+    const dock = pinned && pane.width > 720 ? pane : null;
+    this.tell.card({ token, x: box.left, y: box.bottom + 6, above: box.top - 6, dock, pinned });
   }
 
   // The whole strip in a narrow band: one row a pixel, the most surprising token of the lines there.
