@@ -26,7 +26,7 @@ _TEXT_FIELDS: Final = frozenset(
     "content text prompt suffix input arguments logprobs top_logprobs tokens functions instructions token_capture "
     "reasoning reasoning_content refusal system thinking stop stop_sequences bad_words chat_template "
     "response_format structured_outputs json_schema grammar regex ebnf guided_json guided_regex guided_choice "
-    "guided_grammar".split()
+    "guided_grammar functioncall functionresponse inlinedata".split()  # the last three are Gemini's
 )
 #: Parts of a message that name an address, which is no text that a model reads.
 _MEDIA: Final = frozenset("image_url video_url audio_url file_url".split())

@@ -17,11 +17,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.dialects.base import Dialect
+from proxy.dialects.gemini import PREFIXES, Gemini
 from proxy.dialects.messages import Messages
 from proxy.dialects.responses import Responses
 from proxy.errors import ProxyError, SessionError, SettingsError
 from proxy.metrics import Metrics
-from proxy.relay import CHAT, COMPLETIONS, Relay, Translated
+from proxy.relay import CHAT, COMPLETIONS, ByPath, Relay, Translated
 from proxy.replicas import Replicas
 from proxy.sessions import Defaults, Session, Sessions
 from proxy.settings import Settings, check_engine, check_key, check_token_in, check_top_logprobs
@@ -38,9 +39,11 @@ def agent_app(sessions: Sessions, settings: Settings, metrics: Metrics) -> ASGIA
         COMPLETIONS: Relay("openai-completions", COMPLETIONS, sessions, settings, metrics),
         **{one.path: Translated(one, sessions, settings, metrics) for one in DIALECTS},
     }
+    gemini = ByPath(Gemini(), sessions, settings, metrics)
     routes = [
         *(Route(path, relay, methods=["POST"]) for path, relay in calls.items()),
         Route("/v1/messages/count_tokens", CountTokens(Messages(), sessions, settings), methods=["POST"]),
+        *(Route(one + "{call:path}", gemini, methods=["POST"]) for one in PREFIXES),
         Route("/v1/models", models, methods=["GET"]),
         Route("/v1/models/{model:path}", models, methods=["GET"]),
         Route("/health", health, methods=["GET"]),
@@ -86,7 +89,7 @@ async def health(request: Request) -> Response:
 
 async def no_route(request: Request, error: Exception) -> Response:
     path = request.scope["path"]
-    served = ", ".join((CHAT, COMPLETIONS, *(one.path for one in DIALECTS)))
+    served = ", ".join((CHAT, COMPLETIONS, *(one.path for one in DIALECTS), Gemini.path + "…"))
     message = f"{request.method} {path} is not served here; the model routes are POST {served}"
     if path.startswith("/v1/responses"):
         message = (

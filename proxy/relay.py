@@ -8,6 +8,7 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.agent import Agent, AgentLeft
 from proxy.dialects.base import Dialect
+from proxy.dialects.gemini import Gemini
 from proxy.errors import Refusal, error_body
 from proxy.exchange import Exchange
 from proxy.metrics import Metrics
@@ -63,6 +64,21 @@ class Translated(Relay):
 
     def exchange(self, session: Session, number: int, agent: Agent, request: Request) -> Exchange:
         return TranslatedExchange(self.dialect, self.route, session, number, agent, request)
+
+
+class ByPath(Translated):
+    """The route of Gemini's dialect, whose paths say which model is called, and whether it streams."""
+
+    def __init__(self, dialect: Gemini, sessions: Sessions, settings: Settings, metrics: Metrics) -> None:
+        super().__init__(dialect, sessions, settings, metrics)
+        self.any = dialect
+
+    def exchange(self, session: Session, number: int, agent: Agent, request: Request) -> Exchange:
+        path = agent.scope["path"]
+        dialect = self.any.called(path, agent.scope["query_string"])
+        exchange = TranslatedExchange(dialect, self.route, session, number, agent, request)
+        exchange.facts.path = path
+        return exchange
 
 
 async def refuse(agent: Agent, session: Session | None, refusal: Refusal, dialect: Dialect | None = None) -> None:

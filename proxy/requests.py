@@ -59,7 +59,7 @@ class Request:
 
     @property
     def streams(self) -> bool:
-        return self.body.get("stream") is True
+        return self.upstream.get("stream") is True
 
     @property
     def include_usage(self) -> bool:
