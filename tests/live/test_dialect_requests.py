@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from proxy.app import DIALECTS
 from proxy.dialects.base import Dialect
+from proxy.dialects.gemini import Gemini
+from proxy.dialects.messages import Messages
+from proxy.dialects.responses import Responses
 
 TRANSCRIPTS = Path(__file__).parents[1] / "proxy/transcripts"
-#: Agents by the dialect they speak; their requests are recorded in a folder of their name.
-AGENTS = {"codex": "/v1/responses"}
+#: The dialects that agents speak; their requests are recorded in a folder of the agent's name.
+AGENTS: dict[str, Dialect] = {"codex": Responses(), "gemini": Gemini("my-policy", streams=True)}
 #: Runs in vLLM's own environment: standard input is a list of requests, standard output what it says of each.
 CHECK = """
 import json, sys
@@ -31,14 +33,13 @@ print("CHECKED" + json.dumps(told))
 
 
 def recorded() -> list[tuple[str, Dialect, dict[str, Any]]]:
-    by_path = {dialect.path: dialect for dialect in DIALECTS}
     found = [
-        (f"{agent}/{path.stem}", by_path[route], json.loads(path.read_text()))
-        for agent, route in AGENTS.items()
+        (f"{agent}/{path.stem}", dialect, json.loads(path.read_text()))
+        for agent, dialect in AGENTS.items()
         for path in sorted((TRANSCRIPTS / agent).glob("*.json"))
     ]
     claude = json.loads((TRANSCRIPTS / "claude_code.json").read_text())
-    return found + [(one["name"], by_path["/v1/messages"], one["body"]) for one in claude if one["body"]]
+    return found + [(one["name"], Messages(), one["body"]) for one in claude if one["body"]]
 
 
 def test_recorded_requests_are_valid_for_vllm() -> None:
@@ -46,7 +47,7 @@ def test_recorded_requests_are_valid_for_vllm() -> None:
     if not python.exists():
         pytest.fail(f"{python} is missing: `make live` installs it (about 3 GB, once)")
     requests = recorded()
-    assert len(requests) >= 12
+    assert len(requests) >= 14
     chats = [dialect.translate(body, {}).chat for _, dialect, body in requests]
     done = subprocess.run([python, "-c", CHECK], input=json.dumps(chats), capture_output=True, text=True, timeout=300)
     assert "CHECKED" in done.stdout, done.stderr[-2000:]
