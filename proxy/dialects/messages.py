@@ -12,7 +12,7 @@ import orjson
 
 from proxy.dialects.base import Dialect, Earlier, Translated
 from proxy.dialects.messages_history import History, arguments_name
-from proxy.dialects.messages_reply import MessageReply, error_object, status_of, written
+from proxy.dialects.messages_reply import MessageReply, answer_of, error_object, status_of, written
 from proxy.errors import Refusal
 
 #: Fields that mean the same in chat.
@@ -82,9 +82,7 @@ class Messages(Dialect):
 
     def keep(self, translated: Translated, chat: dict[str, Any], body: dict[str, Any]) -> dict[str, str | bytes]:
         """The arguments of tool calls as the model wrote them: this dialect gives them to the agent parsed."""
-        choices = chat.get("choices")
-        message = choices[0].get("message") if isinstance(choices, list) and choices else None
-        calls = written(message) if isinstance(message, dict) else []
+        calls = written(answer_of(chat)[1])
         return {arguments_name(name): arguments for name, arguments in calls if arguments}
 
 
@@ -113,6 +111,8 @@ def _check_fields(body: dict[str, Any], dropped: dict[str, None]) -> None:
     managed = body.get("context_management")
     if managed is not None:
         edits = managed.get("edits") if isinstance(managed, dict) else None
+        if not isinstance(edits, list | None):
+            raise Refusal(400, "context_management.edits: Input should be a list")
         for at, edit in enumerate(edits or ()):
             if not (isinstance(edit, dict) and str(edit.get("type")).startswith("clear_thinking")
                     and edit.get("keep") == "all"):  # fmt: skip
@@ -145,7 +145,7 @@ def _tools(body: dict[str, Any], chat: dict[str, Any], dropped: dict[str, None])
         if name not in [one["function"]["name"] for one in made]:
             raise Refusal(400, f"tool_choice.name: no tool of this request that the engine can be given is {name!r}")
         chat["tool_choice"] = {"type": "function", "function": {"name": name}}
-    elif kind in _CHOICES:
+    elif isinstance(kind, str) and kind in _CHOICES:
         if kind == "any" and not made:
             raise Refusal(400, "tool_choice.type: 'any' needs `tools`")
         if made:

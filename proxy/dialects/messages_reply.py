@@ -176,10 +176,7 @@ class MessageReply(Reply):
     # whole
 
     def whole(self, body: dict[str, Any]) -> dict[str, Any]:
-        choices = body.get("choices")
-        choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
-        message = choice.get("message")
-        message = message if isinstance(message, dict) else {}
+        choice, message = answer_of(body)
         if self.repeats_prefill and self.prefill and str(message.get("content")).startswith(self.prefill):
             message = {**message, "content": message["content"][len(self.prefill) :]}
         content = blocks(message)
@@ -215,6 +212,14 @@ class MessageReply(Reply):
         if matched is None and self.matched_stop is not None:
             return "stop_sequence", self.matched_stop or None
         return ("tool_use" if arguments is not None or finish == "tool_calls" else "end_turn"), None
+
+
+def answer_of(body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The first choice of a completed chat body, and its message; empty where there is none."""
+    choices = body.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    message = choice.get("message")
+    return choice, message if isinstance(message, dict) else {}
 
 
 def blocks(message: dict[str, Any]) -> list[dict[str, Any]]:

@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capture.assemble import Assembler, stream_of
 from capture.purpose import purpose
 from proxy.dialects.messages import Messages
+from proxy.dialects.messages_reply import input_of
+from proxy.errors import Refusal
 
 MESSAGES = Messages()
 #: Requests of Claude Code 2.1.197, recorded against a scripted API: by default, lean, and with an API that fails.
@@ -203,10 +204,107 @@ def heard(events: bytes) -> dict[str, Any]:
         elif told["type"] == "content_block_stop":
             assert told["index"] == still_open
             if still_open in inputs:
-                message["content"][still_open]["input"] = msgspec.json.decode(inputs[still_open])
+                message["content"][still_open]["input"] = input_of(inputs[still_open]) or {}
             still_open = None
         elif told["type"] == "message_delta":
             message |= told["delta"]
             message["usage"] = told["usage"]
     assert still_open is None and events.endswith(b'{"type":"message_stop"}\n\n')
     return {name: message[name] for name in ("id", "model", "content", "stop_reason", "stop_sequence", "usage")}
+
+
+# whatever comes
+
+ODD: list[Any] = [
+    None,
+    True,
+    0,
+    -1,
+    1.5,
+    "",
+    "x",
+    [],
+    {},
+    [[]],
+    [None],
+    [{}],
+    {"type": "text"},
+    {"type": 5},
+    {"text": []},
+]
+FULL: dict[str, Any] = {
+    "model": "m", "max_tokens": 5, "stream": True, "temperature": 1, "stop_sequences": ["x"],
+    "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}],
+    "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object"}}],
+    "tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": True},
+    "thinking": {"type": "enabled", "budget_tokens": 1024}, "metadata": {"user_id": "u"},
+    "output_config": {"effort": "high", "format": {"type": "json_schema", "schema": {"type": "object"}}},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "messages": [
+        {"role": "user", "content": [
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QQ=="}},
+            {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "d"}}]},
+        {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "t", "signature": "s"}, {"type": "text", "text": "a"},
+            {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}}]},
+        {"role": "system", "content": "now"},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "c", "is_error": True, "content": [{"type": "text", "text": "r"}]}]},
+    ],
+}  # fmt: skip
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place of a JSON value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for name, item in inner for place in places(item, (*path, name)))]
+
+
+def test_a_strange_value_anywhere_is_a_chat_request_or_a_refusal() -> None:
+    kept = refused = 0
+    for path in places(FULL)[1:]:
+        for odd in ODD:
+            body = json.loads(json.dumps(FULL))
+            at = body
+            for name in path[:-1]:
+                at = at[name]
+            at[path[-1]] = odd
+            try:
+                made = MESSAGES.translate(body, {})
+            except Refusal as refusal:
+                assert refusal.status == 400 and refusal.message
+                refused += 1
+            else:
+                json.dumps(made.chat)
+                MESSAGES.reply(made).whole({"choices": [{"message": {"content": "x"}, "finish_reason": "stop"}]})
+                kept += 1
+    assert kept > 200 and refused > 200
+
+
+CHUNK: dict[str, Any] = {
+    "id": "chatcmpl-1", "model": "m", "usage": {"prompt_tokens": 1, "prompt_tokens_details": {"cached_tokens": 1}},
+    "choices": [{
+        "index": 0, "finish_reason": "stop", "stop_reason": None,
+        "delta": {"content": "a", "reasoning": "b", "tool_calls": [
+            {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+        "message": {"content": "a", "reasoning": "b", "tool_calls": [
+            {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+    }],
+}  # fmt: skip
+
+
+def test_a_strange_value_anywhere_in_an_answer_is_survived() -> None:
+    made = MESSAGES.translate(FULL, {})
+    for path in places(CHUNK)[1:]:
+        for odd in ODD:
+            chunk = json.loads(json.dumps(CHUNK))
+            at = chunk
+            for name in path[:-1]:
+                at = at[name]
+            at[path[-1]] = odd
+            reply = MESSAGES.reply(made)
+            events = reply.chunk(chunk) + reply.end()
+            assert heard(events)["content"] is not None
+            body = reply.whole(chunk)
+            json.dumps(body)
+            MESSAGES.keep(made, chunk, body)
