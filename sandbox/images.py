@@ -155,12 +155,13 @@ def baked(
         )
         try:
             install(box)
-            repository, _, version = image.rpartition(":")
+            repository, _, version = _split_tag(image)
             run(box, ["sh", "-c", "rm -rf /tmp/* /root/.npm /root/.cache 2>/dev/null; true"])
             changes = [f'LABEL benchflow.agent="{key}"', f'LABEL benchflow.base="{base_id}"']
             changes += _original_command(inspect_image(api, base)["Config"] or {})
             with doing(f"save the image {image}"):
-                api.commit(box.id, repository=repository, tag=version, changes=changes)
+                # An empty list, not nothing: where a commit names no entry point it keeps our container's own.
+                api.commit(box.id, repository=repository, tag=version, conf={"Entrypoint": []}, changes=changes)
         except requests.exceptions.RequestException as error:
             raise InstallError(f"{key} cannot be installed in {base}: {_short(error)}") from error
         finally:
@@ -170,8 +171,9 @@ def baked(
 
 def _original_command(config: dict[str, Any]) -> list[str]:
     """A commit would keep the waiting command of our container; the image gets back what its base had."""
+    entry = config.get("Entrypoint")
     return [
-        f"ENTRYPOINT {json.dumps(config.get('Entrypoint') or [])}",
+        *([f"ENTRYPOINT {json.dumps(entry)}"] if entry else []),
         f"CMD {json.dumps(config.get('Cmd') or [])}",
         f"WORKDIR {config.get('WorkingDir') or '/'}",
     ]

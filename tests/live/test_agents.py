@@ -15,6 +15,7 @@ from sandbox.engine import EmbeddedEngine
 from sandbox.provider import Provider
 from sandbox.task import load_task
 from tests.sandbox.agent_runs import TASK, check_whole, read_back, scripted
+from tests.sandbox.scripted_engine import Body, Said, call_shell, side_answer
 from tests.sandbox.support import attempt
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("docker_client"), pytest.mark.timeout(900)]
@@ -47,3 +48,34 @@ def test_each_agent_comes_to_a_clean_end_with_a_small_model(tmp_path: Path, engi
         assert call.outcome in ("ok", "error", "aborted"), call.outcome  # a title may be left when the turn is over
         if call.outcome == "error":
             assert call.status_code == 400 and "context" in str(call.response_body).lower()
+
+
+ORDER = "Write 42 to /app/answer.txt with one command."
+#: The tool that starts a sub-agent -> the kind of sub-agent.
+DELEGATES = {"task": "general", "Agent": "general-purpose", "agent": "general-purpose"}
+
+
+def delegate(body: Body) -> Said:
+    """The agent sends a sub-agent, which writes the number, then looks at it and says so."""
+    tools = {tool["function"]["name"]: tool["function"] for tool in body.get("tools") or []}
+    if not tools:
+        return Said(side_answer(body))
+    done = sum(message["role"] == "tool" for message in body["messages"])
+    if any(message["role"] == "user" and ORDER in str(message["content"]) for message in body["messages"]):
+        return Said("The number is written.") if done else call_shell(tools, "printf 42 > /app/answer.txt")
+    if done == 0:
+        name = next(name for name in DELEGATES if name in tools)
+        asked = {"description": "Write it", "prompt": ORDER, "subagent_type": DELEGATES[name]}
+        if "run_in_background" in str(tools[name]["parameters"]):
+            asked["run_in_background"] = False  # type: ignore[assignment]
+        return Said(tool=name, arguments=asked)
+    return call_shell(tools, "cat /app/answer.txt") if done == 1 else Said("Done.")
+
+
+@pytest.mark.parametrize("name", ["claude", "opencode", "qwen-code"])
+def test_a_sub_agent_has_a_thread_of_its_own_kind(tmp_path: Path, name: str) -> None:
+    run = scripted(tmp_path, name, delegate, CLAUDE_TOOLS="Bash,Read,Write,Task")
+    assert run.seen.result["error"] is None and run.seen.reward == 1.0, run.seen.result
+    kinds = [call.purpose for call in run.calls]
+    assert kinds.count("agent") == 3 and kinds.count("subagent") == 2, kinds
+    assert run.covered.training_grade, run.explained()

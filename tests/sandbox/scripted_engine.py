@@ -9,6 +9,7 @@ what it got. It stands beside `tests/live`, where the same agents meet real engi
 from __future__ import annotations
 
 import json
+import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ import jinja2
 from tests.train.smollm import encode, smollm
 
 MODEL = "my-policy"
+SHELL = re.compile("bash|shell|exec", re.IGNORECASE)
 #: As Qwen2.5's own: the first system message above the tools, later ones where they stand, tool results as user turns.
 TEMPLATE = """
 {%- if tools %}{{- '<|im_start|>system\n' }}{%- if messages[0].role == 'system' %}{{- messages[0].content + '\n\n' }}
@@ -75,8 +77,11 @@ def write_the_number(body: Body, path: str = "/app/answer.txt") -> Said:
 
 
 def call_shell(tools: dict[str, Body], command: str) -> Said:
-    """A call of the tool that runs commands, its other required arguments filled in. Fails where there is none."""
-    for name, function in tools.items():
+    """A call of the tool that runs commands, its other required arguments filled in. Fails where there is none.
+
+    A tool that watches a command (Qwen Code's `monitor`) takes one too, and answers later: a shell by name goes first.
+    """
+    for name, function in sorted(tools.items(), key=lambda one: not SHELL.search(one[0])):
         schema = function.get("parameters") or {}
         properties = schema.get("properties") or {}
         key = next((key for key in ("command", "cmd") if key in properties), None)

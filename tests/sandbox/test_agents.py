@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sandbox import acp
+from sandbox import acp, images
 from sandbox.agents import AGENTS, Agent, Model, Scene, claude, codex, find_agent, mini_swe, npm, opencode, pi, qwen
 from sandbox.box import Box, file_archive, run
 from sandbox.docker import Container, Limits, connect
@@ -194,6 +194,24 @@ def test_a_package_that_cannot_be_had_or_brings_another_program_is_said(docker_c
             npm.install_packages(box, "broken", ("/srv",), ("broken",))
     finally:
         box.remove()
+
+
+@pytest.mark.docker
+def test_a_baked_image_keeps_its_name_and_starts_as_its_base_did(docker_client: Any) -> None:
+    name = "benchflow-test-baked"
+    dockerfile = io.BytesIO(b'FROM python:3.12-slim\nENTRYPOINT ["env"]\nCMD ["true"]\n')
+    list(docker_client.api.build(fileobj=dockerfile, tag=f"{name}-base", rm=True))
+    made = []
+    try:
+        for base, entry in (("python:3.12-slim", None), (f"{name}-base:latest", ["env"])):
+            made.append(images.baked(connect(), base, key="none-1", install=lambda _: None, labels={}, tag=name))
+            config = docker_client.api.inspect_image(f"{name}:latest")["Config"]
+            before = docker_client.api.inspect_image(base)["Config"]
+            assert (config["Entrypoint"] or None) == entry and config["Cmd"] == before["Cmd"]
+    finally:
+        for image in (name, f"{name}-base"):
+            docker_client.api.remove_image(image, force=True)
+    assert made == [name, name]
 
 
 @pytest.mark.docker
