@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from proxy.upstream import Client, Headers, HttpClient, Timeouts
 
 T = TypeVar("T")
 
-#: A replica that could not be reached is left alone for this long, unless no other is left.
+#: A replica that could not be reached is left alone until it answers again, unless no other is left; asked this often.
 REST = 5.0
 
 
@@ -43,7 +42,8 @@ class Replica:
     #: What no agent and no record may see of it: its key, and its address where that is no ordinary word.
     secrets: tuple[bytes, ...] = ()
     sessions: int = 0
-    down_until: float = 0.0
+    down: bool = False
+    _asking: asyncio.Task[None] | None = None
     _detecting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def identify(self) -> Engine:
@@ -58,6 +58,26 @@ class Replica:
                     name = seen if name == "auto" else name
                 self.engine = engine(name)
         return self.engine
+
+    def is_down(self) -> None:
+        """Left alone from now on, and asked now and then whether it is back."""
+        self.down = True
+        self.engine = None  # what comes back may be another version: it is asked again
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.ensure_future(self._until_it_answers())
+
+    async def _until_it_answers(self) -> None:
+        while self.down:
+            await asyncio.sleep(REST)
+            with suppress(UpstreamError):
+                (await self.client.send("GET", "/health", self.auth([]), b"")).close()
+                self.down = False  # whatever it said, it speaks
+
+    async def close(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+        await self.client.close()
 
     async def _look(self) -> tuple[str, str | None]:
         answers: dict[str, Any] = {}
@@ -135,12 +155,17 @@ class Replicas:
             for number, url in enumerate(urls)
         ]
 
-    def pick(self, current: Replica | None, avoid: set[Replica] | None = None) -> Replica | None:
-        """The session's own replica while it is up, else the one with the fewest sessions; None when all are tried."""
-        now = time.monotonic()
-        choice = [one for one in self.all if one not in (avoid or ())]
-        up = [one for one in choice if one.down_until <= now] or choice
-        chosen = current if current in up else min(up, key=lambda one: one.sessions, default=None)
+    def pick(
+        self, current: Replica | None, avoid: set[Replica] | None = None, home: Replica | None = None
+    ) -> Replica | None:
+        """The session's first replica, its `home`, while it is up; else the one it is on; else the one with the fewest
+        sessions; None when all are tried.
+        """
+        if current is not None and current is home and not avoid and not current.down:
+            return current
+        choice = [one for one in self.all if not avoid or one not in avoid]
+        up = [one for one in choice if not one.down] or choice
+        chosen = home if home in up else current if current in up else min(up, key=_sessions, default=None)
         if chosen is not current:
             self.leave(current)
             if chosen is not None:
@@ -148,8 +173,7 @@ class Replicas:
         return chosen
 
     def failed(self, replica: Replica) -> None:
-        replica.down_until = time.monotonic() + REST
-        replica.engine = None  # what comes back may be another version: it is asked again
+        replica.is_down()
 
     def leave(self, replica: Replica | None) -> None:
         """A session goes elsewhere, or is over."""
@@ -158,7 +182,11 @@ class Replicas:
 
     async def close(self) -> None:
         for replica in self.all:
-            await replica.client.close()
+            await replica.close()
+
+
+def _sessions(replica: Replica) -> int:
+    return replica.sessions
 
 
 def _secrets(base: str, key: str | None) -> tuple[bytes, ...]:

@@ -72,6 +72,7 @@ class Session:
         self.journal = journal
         self.replicas = replicas
         self.replica: Replica | None = None
+        self._home: Replica | None = None
         self.model = model
         self.capture = capture
         self.top_logprobs = top_logprobs
@@ -114,7 +115,8 @@ class Session:
 
     def route(self, avoid: set[Replica] | None = None) -> Replica | None:
         """The replica to call: the session's own while it is up; None when all are to be avoided."""
-        self.replica = self.replicas.pick(self.replica, avoid)
+        self.replica = self.replicas.pick(self.replica, avoid, self._home)
+        self._home = self._home or self.replica
         return self.replica
 
     def count(self, capture: TokenCapture | None, usage: dict[str, Any]) -> None:
