@@ -11,7 +11,7 @@ SOURCES := bench.py capture proxy sandbox train tests benchmarks
 ENGINES := tests/live/engines
 CACHE := $(HOME)/.cache
 
-.PHONY: demo test check live format docs screenshots clean
+.PHONY: demo test check live bench-short format docs screenshots clean
 
 demo: $(VENV)/.demo  ## a real model answers real calls, and you see what was captured
 	@$(BIN)/bench demo
@@ -29,6 +29,11 @@ live: $(VENV)/.dev  ## slow checks on a real vLLM, a real SGLang (about 3 GB eac
 	@test -f "$(CACHE)/capture-sglang/venv/bin/sglang" || $(ENGINES)/sglang-cpu.sh install
 	@tests/live/trainers.sh install
 	@$(BIN)/python -m pytest -m live
+
+bench-short: $(VENV)/.dev  ## what a call and a chunk cost beside nginx, under a minute: a real regression fails it
+	@$(BIN)/python -m benchmarks.proxy --targets direct,nginx,ours --cases small,paced64 --rounds 2 \
+		--require 'ours complete>=1' --require 'small: ours/nginx cpu_us_request<=30' \
+		--require 'paced64: ours/nginx cpu_us_chunk<=4'
 
 format: $(VENV)/.dev
 	@$(BIN)/ruff format $(wildcard $(SOURCES))

@@ -14,7 +14,8 @@ tree, read from its own clocks before and after; what it still writes after the 
     ttft_ms         time to the first token less that of `direct`, p50 and p99
     chunks_s        streamed events a second that reached the client
     peak_mb         most resident memory of the tree meanwhile
-    delivered       who has ids and logprobs: the target's own records, or else the reply itself
+    delivered       who has ids and logprobs: the target's own records (`complete`: of those, for each whole reply, the
+                    part with every id and one logprob each), or else the reply itself
 
 Figures are medians over rounds with their range. `--require` compares medians, `case: a/b figure<=number`; without a
 case it must hold in each that has the figure. Exit 1 where one does not hold, 2 where a target cannot be had.
@@ -165,7 +166,10 @@ def loaded(target: Target, case: Case, figures: Figures | None = None) -> tuple[
         result = load.run([request(target, case)], case.requests, limit=case.limit, at_least=case.streams)
         target.settle()
         if figures is not None:
-            figures["delivered"] = delivered(target, case, result)
+            recorded = target.records(case.chunks)
+            figures["delivered"] = delivered(recorded, case, result)
+            if recorded is not None and result.whole:
+                figures["complete"] = recorded[1] / result.whole
         return result, target.cpu() - before
     finally:
         load.close()
@@ -175,8 +179,7 @@ def per(seconds: float, calls: int) -> float:
     return seconds / calls * 1e6 if calls else float("nan")
 
 
-def delivered(target: Target, case: Case, result: Result) -> str:
-    recorded = target.records(case.chunks)
+def delivered(recorded: tuple[int, int] | None, case: Case, result: Result) -> str:
     if recorded is not None:
         calls, complete = recorded
         return f"{complete}/{result.whole} records" if complete == calls else f"{complete} of {calls} records complete"
