@@ -160,7 +160,8 @@ def journal_line(
         "outcome": facts.outcome,
         "retry_of": facts.retry_of,
         "dropped_fields": [] if said is None else said.dropped,
-        "secrets_seen": secrets_seen(request.body, answered),
+        # A translated answer may repeat its request; what is new of it stands in the chat answer too.
+        "secrets_seen": secrets_seen(request.body, answered if said is None or said.chat is None else said.chat),
     }
     if not request.is_object:
         metadata["unreadable_body"] = redact_text(request.raw[:2000].decode("utf-8", "replace"))

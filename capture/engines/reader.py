@@ -10,7 +10,7 @@ import orjson
 
 from capture.assemble import ID_KEYS, NESTED, Assembler, without_ids
 from capture.codes import why
-from capture.engines.regular import opening, parts
+from capture.engines.regular import Parts, opening, parts
 from capture.engines.sampled import Sampled
 from capture.record import FIELDS, Completion, Ids, TokenCapture, Unavailable
 
@@ -59,7 +59,6 @@ class Reader:
         self._lenient = False
         self._mutes = bool(ask.injected or ask.headers)
         self._regular: bytes | None = None
-        self._given = b""
         self._last: tuple[dict[str, Any], bytes] | None = None
         self._keeps_last = bool(engine.on_last_chunk) and "stream_options" in ask.injected
 
@@ -91,8 +90,9 @@ class Reader:
         Two events, each with its `data: `, where one was kept back that had to go first.
         Never raises: what cannot be read is passed on as it is.
         """
-        if self._regular is not None and data.startswith(self._regular) and self._take_parts(data, self._regular):
-            return self._given
+        begins = self._regular
+        if begins is not None and data.startswith(begins) and (found := self._take_parts(data, begins)) is not None:
+            return found.given
         chunk, cut = self._taken(data)
         if chunk is None or not self._mutes:
             return data
@@ -114,31 +114,42 @@ class Reader:
 
     def _look_for_regular(self, data: bytes, given: bytes) -> None:
         """Whether the chunks that begin as this one may be read by their parts: where both ways lead to the same."""
-        begins = opening(data) if self.wire == CHAT and self.expected == 1 and not self.sampled.top else None
+        begins = self._opening(data)
         found = None if begins is None else parts(data, begins)
         if found is not None and found.given == given:
             self._regular = begins
 
-    def _take_parts(self, data: bytes, begins: bytes) -> bool:
-        """Records a regular chunk, as `_taken` would, with `_given` for the agent; False where it has to be parsed."""
+    def _opening(self, data: bytes) -> bytes | None:
+        return opening(data) if self.wire == CHAT and self.expected == 1 and not self.sampled.top else None
+
+    def _take_parts(self, data: bytes, begins: bytes) -> Parts | None:
+        """Records a regular chunk, as `_taken` would; None where it has to be parsed."""
         choice, pieces = self.sampled.choices.get(0), self._assembler.pieces(0)
         if choice is None or pieces is None or self._last is not None or not choice.goes_on:
-            return False
+            return None
         found = parts(data, begins)
         held = None if found is None else pieces.get(found.field)
         if found is None or held is None:
-            return False
+            return None
         choice.one_token(found.token_id, found.logprob, found.token)
         held.append(found.text)
-        self._given = found.given
-        return True
+        return found
 
     def chunk(self, data: bytes) -> dict[str, Any] | None:
         """One event's JSON text in, for a dialect that translates it: the chunk as parsed, nothing taken out.
 
-        None for an error, which `error` then holds, and for what cannot be read. Never raises.
+        Of a regular chunk, whose logprob nobody asked for, its text alone. None for an error, which `error` then holds,
+        and for what cannot be read. Never raises.
         """
-        return self._taken(data)[0]
+        begins = self._regular
+        if begins is not None and data.startswith(begins) and (found := self._take_parts(data, begins)) is not None:
+            return {"choices": [{"index": 0, "delta": {found.field: found.text}, "finish_reason": None}]}
+        chunk = self._taken(data)[0]
+        if begins is None and chunk is not None and self.hide.logprobs and chunk.get("usage") is None:
+            begins = self._opening(data)
+            if begins is not None and parts(data, begins) is not None:
+                self._regular = begins
+        return chunk
 
     def _taken(self, data: bytes) -> tuple[dict[str, Any] | None, bool]:
         """The chunk, its ids, logprobs and text recorded; and whether its prompt ids were cut out of it."""

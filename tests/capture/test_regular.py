@@ -30,11 +30,26 @@ def told(events: list[bytes], body: dict[str, Any]) -> tuple[Any, ...]:
     return out, reader.capture("ok", status=200), reader.assembled(), reader.finished
 
 
+def heard(events: list[bytes], body: dict[str, Any]) -> tuple[Any, ...]:
+    """What a dialect hears of the same stream: it takes these fields and no other."""
+    vllm = engine("vllm")
+    reader: Reader = vllm.reader(CHAT, body, vllm.ask(CHAT, body, Wants()))
+    out = []
+    for data in events:
+        chunk = reader.chunk(data) or {}
+        choices = [one for one in chunk.get("choices") or () if isinstance(one, dict)]
+        logprobs = [one.get("logprobs") for one in choices] if body.get("logprobs") else []
+        deltas = [(one.get("index"), one.get("delta"), one.get("finish_reason")) for one in choices]
+        out.append((deltas, logprobs, chunk.get("usage")))
+    return out, reader.capture("ok", status=200), reader.assembled(), reader.finished
+
+
 def both_ways(events: list[bytes], monkeypatch: pytest.MonkeyPatch, body: dict[str, Any] = BODY) -> None:
-    by_parts = told(events, body)
+    by_parts, by_ear = told(events, body), heard(events, body)
     with monkeypatch.context() as patch:
         patch.setattr(readers, "opening", lambda data: None)
         assert by_parts == told(events, body)
+        assert by_ear == heard(events, body)
 
 
 @pytest.mark.parametrize("name", [one.name for one in STREAMS])
@@ -44,6 +59,16 @@ def test_recorded_streams(name: str, asked: dict[str, Any], monkeypatch: pytest.
     events = [one.data for one in Decoder().feed(data) if one.data and one.data != b"[DONE]"]
     assert events
     both_ways(events, monkeypatch, {**BODY, **asked})
+
+
+def test_a_dialect_hears_of_a_regular_chunk_its_text_alone() -> None:
+    vllm = engine("vllm")
+    reader: Reader = vllm.reader(CHAT, BODY, vllm.ask(CHAT, BODY, Wants()))
+    events = Decoder().feed((VLLM[0].parent / "chat-plain-length-stream.body").read_bytes())
+    given = [reader.chunk(one.data) for one in events if one.data and one.data != b"[DONE]"]
+    short = [one for one in given if one is not None and set(one) == {"choices"}]
+    assert len(short) >= len(given) - 5
+    assert short[0]["choices"] == [{"index": 0, "delta": {"content": " two"}, "finish_reason": None}]
 
 
 def test_the_chunks_of_vllm_are_regular() -> None:
