@@ -110,6 +110,8 @@ def _in_prompt(place: _Place) -> tuple[str, str]:
     if before.tools != after.tools:
         return "system_or_tools_changed", "certain" if index is None else "likely"
     if index is None:
+        if _left_out(place, earlier, later) and place.split - place.index <= WINDOW:
+            return "history_edited", "certain"
         # Every message is as it was, yet an old one is rendered otherwise.
         gone = _thinking_is_gone(place)
         if gone or any(reasoning_of(message) or thinks(text_of(message)) for message in earlier):
@@ -125,6 +127,12 @@ def _in_prompt(place: _Place) -> tuple[str, str]:
     if _reasoning_is_the_difference(was, now):
         return "reasoning_stripped", sure
     return "history_edited", sure
+
+
+def _left_out(place: _Place, earlier: Sequence[Any], later: Sequence[Any]) -> bool:
+    """The agent went on without the reply, as mini-swe-agent does with one that calls no tool."""
+    following = later[len(earlier) : len(earlier) + 1]
+    return bool(following) and following[0].get("role") != "assistant"
 
 
 def _thinking_is_gone(place: _Place) -> bool:

@@ -257,6 +257,7 @@ def _history() -> Iterator[Case]:
     yield case("the task was worded anew", [SYSTEM, {**USER, "content": "Write 42."}, *task[2:], says(done), THANKS])
     plain = [SYSTEM, OTHER]
     reply = before(plain, [*encode(ANSWER), IM_END], says(ANSWER))
+    yield Case("history: the reply was left out", "history_edited", reply, after([*plain, THANKS]))
     for name, text in {
         "the reply was shortened": ANSWER.partition(".")[0] + ".",
         "the reply was added to": ANSWER + " (Checked by a person.)",
