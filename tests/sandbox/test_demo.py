@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -10,8 +11,9 @@ from rich.console import Console
 from capture.journal import Call, JournalReader
 from capture.layout import JOURNAL
 from proxy import ProxyThread, Settings
-from sandbox.demo import KINDS, calls_demo, detokenizer
+from sandbox.demo import KINDS, calls_demo, detokenizer, token_page
 from sandbox.engine import EmbeddedEngine
+from tests.train.build import conversation, make_rollout
 
 
 @pytest.fixture(scope="module")
@@ -71,3 +73,11 @@ def test_the_tables_say_it(shown: tuple[str, dict[str, Call]]) -> None:
     text = shown[0]
     assert "What was captured" in text and "decoded by the engine" in text
     assert all(kind.name in text for kind in KINDS)
+
+
+def test_the_demo_ends_with_a_page_of_its_tokens(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    make_rollout(tmp_path / "jobs", calls=conversation(2))
+    made = token_page(tmp_path)
+    assert made == tmp_path / "view.html" and made.read_text().startswith("<!doctype html>")
+    assert token_page(tmp_path / "nowhere") is None
+    assert "No such path" in capfd.readouterr().err

@@ -48,7 +48,7 @@ class Watched:
     def __init__(self, browser: Browser, *, wide: int = 1280, high: int = 800, **more: Any) -> None:
         self.context = browser.new_context(viewport={"width": wide, "height": high}, **more)
         self.page: Page = self.context.new_page()
-        self.page.set_default_timeout(15_000)
+        self.page.set_default_timeout(30_000)
         self.trouble: list[str] = []
         self.page.on("console", self._console)
         self.page.on("pageerror", lambda error: self.trouble.append(f"error: {error}"))

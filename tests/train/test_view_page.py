@@ -22,6 +22,7 @@ from tests.train.view_job import NASTY, demo_job, long_journal, nasty_job, sea_j
 
 #: Of axe-core's findings these are failures.
 SERIOUS = {"serious", "critical"}
+expect.set_options(timeout=30_000)  # a machine that does other things too
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def real(engine: EmbeddedEngine, tmp_path_factory: pytest.TempPathFactory) -> Pa
     """The demo's rollouts and a conversation that breaks: a real model, the real proxy, the real runner."""
     root = tmp_path_factory.mktemp("real")
     sea_job(root / "sea", engine, rollouts=1, tokens=32)
-    demo_job(root / "jobs", engine, trials=2)
+    demo_job(root / "jobs", engine, trials=2, steps=1)
     return root
 
 
@@ -286,10 +287,10 @@ def test_a_running_job_updates_as_it_goes_and_a_lost_folder_is_said(watched: Wat
         expect(row).to_contain_text("unfinished")
         finish_rollout(rollout, reward=0.0)
         expect(row).to_contain_text("failed")
-        end_job(job)
-        expect(page.locator(".state")).to_have_text("finished")
         shutil.rmtree(rollout)
         expect(row).to_contain_text("folder gone")
+        end_job(job)
+        expect(page.locator(".state")).to_have_text("finished")
         row.get_by_role("link").click()
         expect(page.get_by_role("alert")).to_contain_text("is gone")
         assert all("404" in one for one in watched.trouble)  # Chromium tells of the answer itself
