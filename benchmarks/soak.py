@@ -49,6 +49,7 @@ class Weight:
 @dataclass
 class Run:
     proxy: ProxyProcess
+    engine: Engine
     folder: Path
     heard: list[Heard] = field(default_factory=list)
     journals: list[tuple[str, Path]] = field(default_factory=list)
@@ -83,7 +84,7 @@ async def soak(folder: Path, seconds: float, sessions: int, seed: int, patience:
     began = time.monotonic()
     timeouts = ("--first-byte-timeout", f"{2 * patience:g}", "--idle-timeout", f"{patience:g}")
     async with Engine() as engine, ProxyProcess(engine.url, folder / "captures", *timeouts) as proxy:
-        run = Run(proxy, folder)
+        run = Run(proxy, engine, folder)
         dice = random.Random(seed)
         await one_of_each(run, dice)
         await part(run, dice, sessions, seconds * WARMUP)
@@ -138,7 +139,7 @@ async def session(run: Run, name: str, calls: Iterator[Call], dice: random.Rando
     journal = run.folder / "sessions" / name / "llm_trajectory.jsonl"
     opened, key = await run.proxy.open(name, journal)
     run.journals.append((name, journal))
-    agent = Agent(run.proxy.port, key)
+    agent = Agent(run.proxy.port, key, run.engine)
     heard = []
     for call in calls:
         heard.append(await agent.make(call))

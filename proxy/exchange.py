@@ -228,6 +228,8 @@ class Exchange(Sending):
     def _engine_failed(self, error: UpstreamError, status: int | None = None) -> None:
         log.warning("session %s, call %d: %s", self.session.name, self.facts.number, error)
         self.session.tally.last_error = str(error)
+        if isinstance(error, UpstreamBroke) and self.session.replica is not None:
+            self.session.replica.doubted = True  # an engine that died may come back as another
         began = self.agent.started and self.reader is not None and self.reader.began
         self.facts.outcome = "truncated" if began else "error"
         self.facts.failure = str(error)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from contextlib import suppress
 
 from starlette.types import Receive, Scope, Send
 
@@ -23,6 +25,7 @@ log = logging.getLogger("proxy")
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+ENDED = "the call was ended before its answer came: its session was closed, or the proxy is being stopped"
 
 
 class Relay:
@@ -46,6 +49,11 @@ class Relay:
             await refuse(agent, session, refusal, self.dialect)
         except AgentLeft:
             pass  # before its request was here: there is no call to record
+        except asyncio.CancelledError:  # its session is closed, or the proxy stops, and the grace is over
+            if not agent.started and not agent.left:
+                with suppress(Exception):
+                    await refuse(agent, session, Refusal(503, ENDED), self.dialect)
+            raise
         except Exception as error:
             log.exception("a call failed by a fault of the proxy's own (%s); please report it", error)
             if not agent.started:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,9 +20,13 @@ from proxy.settings import upstream_base
 from proxy.upstream import Client, Headers, HttpClient, Timeouts
 
 T = TypeVar("T")
+log = logging.getLogger("proxy")
 
 #: A replica that could not be reached is left alone until it answers again, unless no other is left; asked this often.
 REST = 5.0
+#: Seconds without a call after which an engine is asked again what it is. No engine loads its weights in less, so one
+#: that was started anew in between, with other weights or of another version, is noticed: here, or by calls that fail.
+SILENCE = 10.0
 
 
 @dataclass(eq=False)
@@ -43,26 +49,40 @@ class Replica:
     secrets: tuple[bytes, ...] = ()
     sessions: int = 0
     down: bool = False
+    used_at: float = field(default_factory=time.monotonic)
+    #: Whether another engine may be at its address by now.
+    doubted: bool = False
     _asking: asyncio.Task[None] | None = None
     _detecting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def identify(self) -> Engine:
-        """Which engine this is: as told by the settings, else asked once. Raises `UpstreamError` when it is down."""
-        if self.engine is not None:
+        """Which engine this is: as told by the settings, else asked. Raises `UpstreamError` when it is down.
+
+        It is asked again after it could not be reached, broke off an answer, or was silent for a while.
+        """
+        now = time.monotonic()
+        if now - self.used_at > SILENCE:
+            self.doubted = True
+        self.used_at = now
+        if self.engine is not None and not self.doubted:
             return self.engine
         async with self._detecting:
-            if self.engine is None:
-                name, self.version = self.engine_name, None
+            if self.engine is None or self.doubted:
+                name, version = self.engine_name, None
                 if name in ("auto", "vllm", "sglang", "llamacpp"):
-                    seen, self.version = await self._look()
+                    seen, version = await self._look()
                     name = seen if name == "auto" else name
-                self.engine = engine(name)
+                if self.engine is not None and (self.engine.name, self.version) != (name, version):
+                    log.warning("%s is another engine now: %s %s", self.label, name, version or "")
+                    self.buffered.clear()
+                    self.streams_anyway.clear()
+                self.engine, self.version, self.doubted = engine(name), version, False
         return self.engine
 
     def is_down(self) -> None:
         """Left alone from now on, and asked now and then whether it is back."""
         self.down = True
-        self.engine = None  # what comes back may be another version: it is asked again
+        self.doubted = True  # what comes back may be another version: it is asked again
         if self._asking is None or self._asking.done():
             self._asking = asyncio.ensure_future(self._until_it_answers())
 
@@ -81,6 +101,7 @@ class Replica:
 
     async def _look(self) -> tuple[str, str | None]:
         answers: dict[str, Any] = {}
+        self.sampling_defaults = None
         for path in ("/version", "/get_model_info", "/server_info", "/props", "/v1/models"):
             answers[path] = await self.get_json(path)
             found = detect(answers)

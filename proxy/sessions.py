@@ -36,6 +36,8 @@ log = logging.getLogger("proxy")
 
 #: A line longer than this is written off the event loop.
 INLINE_LINE = 64 * 1024
+#: What the keys of opened sessions begin with.
+KEY = "sk-capture-"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
@@ -68,7 +70,7 @@ class Session:
     ) -> None:
         self.id = "s-" + secrets.token_hex(8)
         self.name = name
-        self.api_key = key if key is not None else "sk-capture-" + secrets.token_urlsafe(24)
+        self.api_key = key if key is not None else KEY + secrets.token_urlsafe(24)
         self.journal = journal
         self.replicas = replicas
         self.replica: Replica | None = None
@@ -300,6 +302,8 @@ class Sessions:
                 if path_name and path_name not in (session.id, session.name):
                     raise Refusal(401, "the key does not belong to the session named in the path")
                 return session
+            if key.startswith(KEY):  # one of ours, and of no session that lives: never somebody's placeholder
+                raise Refusal(401, "the session of this key is closed; its key opens nothing any more")
         if self.open_mode:
             if _from_a_page(headers):
                 raise Refusal(

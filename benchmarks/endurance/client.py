@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from benchmarks.endurance.calls import DIALECTS, Call, sampled_ids, stream_text, word
-from benchmarks.endurance.engine import HUGE
+from benchmarks.endurance.engine import HUGE, Engine
 
 #: Seconds that a client waits for anything at all.
 PATIENCE = 90.0
@@ -19,20 +19,26 @@ PATIENCE = 90.0
 
 @dataclass(slots=True)
 class Heard:
-    """What the client of a call saw of it; `client` is one of `Seen.client`. `wrong` says what should not have been."""
+    """What the client of a call saw of it; `client` is one of `Seen.client`. `wrong` says what should not have been.
+
+    `ended`: the client had the end of a good answer, whatever became of the connection after that.
+    """
 
     call: Call
     client: str = "nothing"
     status: int = 0
+    ended: bool = False
     wrong: str | None = None
 
 
 class Agent:
     """One client with a key; it keeps its connection as an agent's library does."""
 
-    def __init__(self, port: int, key: str, prefix: str = "") -> None:
+    def __init__(self, port: int, key: str, engine: Engine, prefix: str = "") -> None:
+        """`engine` is looked at only to leave when it has the call; `prefix` stands before a dialect's path."""
         self.port = port
         self.key = key
+        self.engine = engine
         self.prefix = prefix
         self._pair: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
@@ -76,7 +82,8 @@ class Agent:
             return
         writer.write(head.encode() + body)
         if call.kind == "leaves" and not call.streams:
-            await asyncio.sleep(0.5)
+            while call.name not in self.engine.ledger:  # noqa: ASYNC110 (the ledger has no bell)
+                await asyncio.sleep(0.02)
             heard.client = "left"
             self.hang_up(reset=_tails(call))
             return
@@ -92,26 +99,32 @@ class Agent:
             self.hang_up()
 
     async def _stream(self, call: Call, heard: Heard, reader: asyncio.StreamReader) -> None:
+        dialect = DIALECTS[call.dialect]
         data = bytearray()
         leave_at = call.kind == "leaves" and word(sampled_ids(call.name, call.tokens)[max(1, call.tokens // 2) - 1])
         while size := int(await reader.readuntil(b"\r\n"), 16):
             data += (await reader.readexactly(size + 2))[:-2]
+            heard.ended = heard.ended or dialect.end in data[-size - len(dialect.end) :]
             if leave_at and f'"{leave_at}"'.encode() in data:
                 heard.client = "left"
                 self.hang_up(reset=_tails(call))
                 return
         await reader.readexactly(2)
-        dialect = DIALECTS[call.dialect]
         text, failed = stream_text(dialect, bytes(data))
         heard.client = "failed" if failed else "answered"
-        if not failed and dialect.end not in data:
+        if not failed and not heard.ended:
             heard.wrong = "the stream ended well without its end"
         if not failed and text != _expected(call):
             heard.wrong = f"the text is another: {text[:80]!r}"
 
     def _whole(self, call: Call, heard: Heard, data: bytes) -> None:
-        body = json.loads(data)
+        try:
+            body = json.loads(data)
+        except ValueError:
+            heard.wrong = f"status {heard.status} with what is no JSON: {data[:80]!r}"
+            return
         heard.client = "answered" if heard.status == 200 else "status"
+        heard.ended = heard.status == 200
         if heard.status == 200 and DIALECTS[call.dialect].whole_text(body) != _expected(call):
             heard.wrong = f"the text is another: {data[:200]!r}"
         elif heard.status != 200 and not body["error"]["message"]:

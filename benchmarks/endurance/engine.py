@@ -52,6 +52,10 @@ class Engine:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Its port is closed and every connection broken off, as when it dies."""
         self._server.close()
         for task in self._tasks:
             task.cancel()
@@ -88,8 +92,8 @@ class Engine:
                 used = True
                 turn.served = served
                 await BEHAVIOURS[turn.kind](turn)
-        except (asyncio.IncompleteReadError, ConnectionError, Over):
-            pass
+        except (asyncio.IncompleteReadError, ConnectionError, Over, asyncio.CancelledError):
+            pass  # the other side is gone, or `stop` ends us
         finally:
             writer.close()
 

@@ -476,3 +476,37 @@ async def test_direct_and_through_the_proxy_the_headers_are_the_same(started: St
         return [line for line in lines if not line.startswith((b"content-length", b"set-cookie"))]
 
     assert headers(through) == headers(direct)
+
+
+@pytest.mark.parametrize("how", ["unreachable", "broke off", "silent"])
+async def test_an_engine_that_comes_back_as_another_is_recorded_as_what_it_is(
+    started: Started, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its version, what it samples with and what was learned of it are the record's; none of the old one's may stay."""
+    async with FakeEngine(replays(PLAIN)) as first, started(first.url) as bench:
+        assert (await bench.client.post("/chat/completions", json=CHAT)).status_code == 200
+        replica = bench.proxy.sessions.default.replica  # type: ignore[union-attr]
+        assert replica is not None
+        replica.buffered.add("openai-chat")
+        port = first.port
+        if how == "broke off":
+            first.answers = [sends(HEAD + b"content-length: 99\r\n\r\n{", close=True)]
+            assert (await bench.client.post("/chat/completions", json=CHAT)).status_code == 502
+        first.server.close()
+        await first.server.wait_closed()
+        if how == "unreachable":
+            for task in first.tasks:
+                task.cancel()
+            await asyncio.gather(*first.tasks, return_exceptions=True)
+            assert (await bench.client.post("/chat/completions", json=CHAT)).status_code == 502
+        if how == "silent":
+            monkeypatch.setattr("proxy.replicas.SILENCE", 0.0)
+        second = FakeEngine(replays("sglang/chat-sglext-length-nostream"), engine="sglang")
+        second.server = await asyncio.start_server(second._serve, "127.0.0.1", port, reuse_address=True)
+        try:
+            await bench.client.post("/chat/completions", json=CHAT)
+            call = bench.calls()[-1]
+        finally:
+            await second.__aexit__()
+        assert (call.engine, call.outcome) == ("sglang", "ok")
+        assert call.capture is not None and call.capture.complete and replica.buffered == set()

@@ -1,0 +1,418 @@
+"""Chaos: what may happen to a proxy at work, done to a real one under load, and what must hold all the same.
+
+    python -m benchmarks.chaos [--rounds 12] [NAME ...]
+
+Each scenario is a line of the design's table: what agents see, what the journals say, what is said aloud. The clients,
+the double of an engine and the comparison of their books are the soak's. Exit 1 when anything does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.endurance.calls import DIALECTS, Call, named
+from benchmarks.endurance.client import Agent, Heard
+from benchmarks.endurance.engine import Engine
+from benchmarks.endurance.ledger import Books, reconcile
+from benchmarks.endurance.server import ROOT, ProxyProcess
+from capture.call import Call as Line
+from capture.journal import JournalReader
+
+AGENTS = 24
+
+
+class Broken(Exception):
+    """Something that must hold did not."""
+
+
+class CannotBe(Exception):
+    """This machine has no means to do this to a proxy."""
+
+
+class Crowd:
+    """Agents that call without a pause, each in a session of its own, named by its path on an open proxy."""
+
+    def __init__(self, engine: Engine, out: Path, agents: int = AGENTS, seed: int = 6) -> None:
+        self.engine = engine
+        self.out = out
+        self.heard: list[Heard] = []
+        self.names = [f"c{number}" for number in range(agents)]
+        self._made = dict.fromkeys(self.names, 0)
+        self._dice = random.Random(seed)
+
+    @property
+    def journals(self) -> list[tuple[str, Path]]:
+        paths = [(name, self.out / name / "trajectory" / "llm_trajectory.jsonl") for name in self.names]
+        return [(name, path) for name, path in paths if path.exists()]
+
+    async def finished(self) -> None:
+        """Until each has ended the call that it is in, and makes no more."""
+        self._over.set()
+        await asyncio.gather(*self._working)
+
+    @asynccontextmanager
+    async def at_work(self, proxy: ProxyProcess) -> AsyncIterator[None]:
+        """While this lasts they call; each then ends the call that it is in. A proxy that is gone ends them all."""
+        self._over = asyncio.Event()
+        self._working = [asyncio.ensure_future(self._agent(name, proxy.port)) for name in self.names]
+        try:
+            yield
+        finally:
+            await self.finished()
+
+    async def _agent(self, name: str, port: int) -> None:
+        agent = Agent(port, "none", self.engine, f"/s/{name}")
+        while not self._over.is_set():
+            heard = await agent.make(self._call(name))
+            self.heard.append(heard)
+            if heard.client == "cut":
+                try:
+                    _, writer = await asyncio.open_connection("127.0.0.1", port)
+                    writer.close()
+                except OSError:
+                    break
+        agent.hang_up()
+
+    def _call(self, name: str) -> Call:
+        number = self._made[name]
+        self._made[name] += 1
+        dialect, streams = self._dice.choice(list(DIALECTS)), self._dice.random() < 0.7
+        return Call(f"{name}.{number}", dialect, "plain", streams, self._dice.randint(4, 40))
+
+    async def until_served(self, calls: int) -> None:
+        async with asyncio.timeout(60):
+            while served(self.engine) < calls:  # noqa: ASYNC110 (the ledger has no bell)
+                await asyncio.sleep(0.02)
+
+
+def served(engine: Engine) -> int:
+    """Calls that it answered whole."""
+    return sum(one.whole for one in engine.ledger.values())
+
+
+def agree(books: Books) -> None:
+    if books.disagreements:
+        raise Broken("; ".join(books.disagreements[:5]) + f" ({len(books.disagreements)} in all)")
+
+
+def must(holds: bool, what: str) -> None:
+    if not holds:
+        raise Broken(what)
+
+
+def no_traceback(proxy: ProxyProcess) -> None:
+    must("Traceback" not in proxy.said(), f"the proxy's log has a traceback: {proxy.said()[-3000:]}")
+
+
+# the scenarios
+
+
+async def kill(folder: Path, rounds: int) -> str:
+    """`kill -9` at a random moment, then another proxy on the same journals: no call whose end was seen is lost."""
+    dice = random.Random(rounds)
+    async with Engine(pause=0.005) as engine:
+        crowd = Crowd(engine, folder / "out")
+        for _ in range(rounds):
+            async with ProxyProcess(engine.url, crowd.out) as proxy:
+                async with crowd.at_work(proxy):
+                    await crowd.until_served(served(engine) + AGENTS)
+                    await asyncio.sleep(dice.random())
+                    proxy.kill()
+                no_traceback(proxy)
+        books = reconcile(crowd.heard, engine.ledger, crowd.journals, excused=lambda one: not one.ended, torn=rounds)
+    agree(books)
+    ended = sum(one.ended for one in crowd.heard)
+    must(ended > rounds * AGENTS, "too few calls ended for this to say anything")
+    return (
+        f"{rounds} kills, {ended:,} ends seen by clients and each in its journal, complete; {books.excused} calls were "
+        f"in flight, {books.torn} lines torn"
+    )
+
+
+async def terminate(folder: Path, rounds: int) -> str:
+    """SIGTERM under load: what is in flight ends or is recorded as aborted; the engine saw no call without a line."""
+    told = []
+    for grace in ("20", "0.05"):
+        async with Engine(pause=0.06) as engine:
+            crowd = Crowd(engine, folder / f"out-{grace}")
+            async with ProxyProcess(engine.url, crowd.out, "--grace", grace) as proxy, crowd.at_work(proxy):
+                await crowd.until_served(2 * AGENTS)
+                began = time.monotonic()
+                code = await proxy.stop()
+                seconds = time.monotonic() - began
+            no_traceback(proxy)
+            books = reconcile(crowd.heard, engine.ledger, crowd.journals, excused=lambda one: not one.ended)
+            agree(books)
+            must(code == 0, f"exit code {code}")
+            must(seconds < float(grace) + 8, f"the stop took {seconds:.1f} s")
+            must(books.lines == len(engine.ledger), f"{len(engine.ledger)} calls at the engine, {books.lines} lines")
+            outcomes = dict(books.outcomes)
+            must(set(outcomes) <= ({"ok"} if grace == "20" else {"ok", "aborted"}), f"recorded as {outcomes}")
+            must(grace == "20" or outcomes.get("aborted", 0) > 0, "no call was in flight")
+            told.append(f"grace {grace} s: {outcomes}, exit 0 after {seconds:.1f} s")
+    return "; ".join(told)
+
+
+async def disk_full(folder: Path, rounds: int) -> str:
+    """No space left: agents get their answers, whole lines stay, it is said; with room again lines are written."""
+    out = folder / "small"
+    out.mkdir()
+    with_mount = os.geteuid() == 0 and _run("mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(out))
+    if not with_mount:
+        raise CannotBe("mounting a tmpfs needs root")
+    try:
+        async with Engine(pause=0.002) as engine:
+            crowd = Crowd(engine, out, agents=8)
+            async with ProxyProcess(engine.url, out) as proxy:
+                async with crowd.at_work(proxy):
+                    await crowd.until_served(300)
+                full = await proxy.metrics()
+                lost = int(full["capture_journal_failures_total"])
+                states = json.loads((await proxy.admin("GET", "/sessions"))[1])["sessions"]
+                must(lost > 0, "the disk never filled up")
+                must(any("No space left" in str(one["journal_failed"]) for one in states), "no session says so")
+                must("No space left" in proxy.said(), "the log does not say so")
+                must(_run("mount", "-o", "remount,size=64m", str(out)), "no more room could be made")
+                before = len(crowd.heard)
+                async with crowd.at_work(proxy):
+                    await crowd.until_served(before + 80)
+                after = int((await proxy.metrics())["capture_journal_failures_total"])
+                must(after == lost, f"with room again {after - lost} lines were lost")
+                await proxy.stop()
+            no_traceback(proxy)
+            early = {one.call.name for one in crowd.heard[:before]}
+            books = reconcile(crowd.heard, engine.ledger, crowd.journals, excused=lambda one: one.call.name in early)
+    finally:
+        _run("umount", "-l", str(out))
+    agree(books)
+    answered = sum(one.client == "answered" and one.wrong is None for one in crowd.heard)
+    must(answered == len(crowd.heard), f"{len(crowd.heard) - answered} agents did not get their answer")
+    must(books.lines + lost == books.calls, f"{books.calls} calls, {books.lines} lines, {lost} said to be lost")
+    return f"{books.calls:,} calls, each answered: {books.lines:,} lines and {lost} losses, every one of them counted"
+
+
+async def folder_removed(folder: Path, rounds: int) -> str:
+    """A session's folder is deleted under it: its agent goes on, the loss is said and counted, no other is hit."""
+    async with Engine(pause=0.002) as engine:
+        crowd = Crowd(engine, folder / "out", agents=8)
+        gone = crowd.names[0]
+        async with ProxyProcess(engine.url, crowd.out) as proxy:
+            async with crowd.at_work(proxy):
+                await crowd.until_served(80)
+                shutil.rmtree(crowd.out / gone)
+                await crowd.until_served(240)
+            figures = await proxy.metrics()
+            state = json.loads((await proxy.admin("GET", f"/sessions/{gone}"))[1])
+            await proxy.stop()
+        no_traceback(proxy)
+        books = reconcile(
+            crowd.heard, engine.ledger, crowd.journals, excused=lambda one: one.call.name.startswith(f"{gone}.")
+        )
+    agree(books)
+    must(all(one.client == "answered" for one in crowd.heard), "an agent did not get its answer")
+    must("deleted or moved" in str(state["journal_failed"]), f"the session does not say so: {state}")
+    must(proxy.said().count("deleted or moved") == 1, "the log says it once, not for each call")
+    lost = int(figures["capture_journal_failures_total"])
+    must(0 < lost <= books.excused, f"{lost} losses counted of {books.excused} calls of that session")
+    return f"{books.calls:,} calls, each answered; {lost} losses counted and said, {books.lines:,} lines of the others"
+
+
+async def clock(folder: Path, rounds: int) -> str:
+    """The wall clock is set two hours ahead, a day back, and right again: no call notices, durations stay durations."""
+    library = faketime()
+    offset = folder / "clock"
+    offset.write_text("+0\n")
+    env = {
+        "LD_PRELOAD": str(library), "FAKETIME_TIMESTAMP_FILE": str(offset), "FAKETIME_NO_CACHE": "1",
+        "DONT_FAKE_MONOTONIC": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }  # fmt: skip
+    async with Engine() as engine:
+        crowd = Crowd(engine, folder / "out")
+        options = ("--idle-timeout", "8", "--first-byte-timeout", "8")
+        async with ProxyProcess(engine.url, crowd.out, *options, env=env) as proxy, crowd.at_work(proxy):
+            for step in ("+7200\n", "-86400\n", "+0\n"):
+                await asyncio.sleep(0.5)
+                beside = offset.with_suffix(".new")
+                beside.write_text(step)
+                beside.replace(offset)
+            await asyncio.sleep(0.5)
+        no_traceback(proxy)
+        books = reconcile(crowd.heard, engine.ledger, crowd.journals)
+    agree(books)
+    days = set()
+    longest = 0.0
+    for line in lines(crowd):
+        days.add(line.request["timestamp"][:13])
+        longest = max(longest, line.duration_ms or 0)
+        must(0 < (line.duration_ms or -1) < 30_000, f"a call took {line.duration_ms} ms")
+    must(len(days) >= 3, f"the clock was not set: all calls began in {days}")
+    read = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-m", "train", "token-coverage", str(crowd.out)], cwd=ROOT, capture_output=True
+    )
+    must(b"Traceback" not in read.stderr, f"token-coverage: {read.stderr.decode()[-500:]}")
+    return f"{books.calls:,} calls over {len(days)} different hours, all recorded; the longest took {longest:.0f} ms"
+
+
+async def other_engine(folder: Path, rounds: int) -> str:
+    """The engine dies and comes back with another model and version: 502 meanwhile, and each record says which."""
+    async with Engine() as first:
+        crowd = Crowd(first, folder / "out")
+        async with ProxyProcess(first.url, crowd.out) as proxy, crowd.at_work(proxy):
+            await crowd.until_served(2 * AGENTS)
+            await first.stop()
+            await asyncio.sleep(0.5)
+            async with Engine(model="other-policy", version="0.33.0", port=first.port) as second:
+                crowd.engine = second
+                await crowd.until_served(2 * AGENTS)
+                await crowd.finished()
+        no_traceback(proxy)
+    ledger = first.ledger | second.ledger
+    books = reconcile(crowd.heard, ledger, crowd.journals, excused=lambda one: not one.ended)
+    agree(books)
+    told = {"0.32.0": 0, "0.33.0": 0}
+    for line in lines(crowd):
+        if line.outcome == "ok":
+            by = second if line.metadata["engine_version"] == "0.33.0" else first
+            name = named(line.raw)
+            must(name is not None and by.ledger[name[0]].whole, f"{name} is recorded as answered by {by.version}")
+            must(line.response_body["model"] == by.model, f"{name} is recorded with the model of the other engine")
+            told[by.version] += 1
+    must(min(told.values()) > 0, f"only one of the engines answered: {told}")
+    refused = sum(one.client == "status" and one.status == 502 for one in crowd.heard)
+    must(refused > 0, "no call came while the engine was away")
+    return (
+        f"{told['0.32.0']} calls recorded as of the first engine, {told['0.33.0']} as of the second, {refused} got 502"
+    )
+
+
+async def key_revoked(folder: Path, rounds: int) -> str:
+    """A session is closed in mid-call: what has begun ends, or is recorded as aborted; its key opens nothing more."""
+    told = []
+    for grace, outcome in (("20", "ok"), ("0.2", "aborted")):
+        async with Engine(pause=0.05) as engine:
+            journal = folder / f"session-{grace}" / "llm_trajectory.jsonl"
+            async with ProxyProcess(engine.url, folder / f"out-{grace}", "--grace", grace) as proxy:
+                session, key = await proxy.open("k0", journal)
+                forms = [(dialect, streams) for streams in (True, False) for dialect in DIALECTS]
+                calls = [Call(f"k0.{n}", dialect, "plain", streams, 30) for n, (dialect, streams) in enumerate(forms)]
+                sending = [asyncio.ensure_future(Agent(proxy.port, key, engine).make(call)) for call in calls]
+                while len(engine.ledger) < len(calls):  # noqa: ASYNC110 (the ledger has no bell)
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.2)
+                closing = asyncio.ensure_future(proxy.close(session))
+                await asyncio.sleep(0.05)
+                late = await Agent(proxy.port, key, engine).make(Call("k0.99", "openai-chat", "plain", True, 5))
+                must(late.status == 401, f"a key of a session that closes got {late.status}")
+                state = await closing
+                heard = await asyncio.gather(*sending)
+                again = await Agent(proxy.port, key, engine).make(Call("k0.98", "openai-chat", "plain", False, 5))
+                must(again.status == 401, f"a key of a closed session got {again.status}")
+                await proxy.stop()
+            no_traceback(proxy)
+            books = reconcile(heard, engine.ledger, [("k0", journal)], excused=lambda one: not one.ended)
+        agree(books)
+        must(
+            books.outcomes == {outcome: len(calls)} and state["calls"] == len(calls),
+            f"recorded as {dict(books.outcomes)}",
+        )
+        wrong = [f"{one.call.dialect}: {one.wrong}" for one in heard if one.wrong is not None]
+        must(not wrong, f"what an ended call's agent got: {wrong}")
+        told.append(f"grace {grace} s: {len(calls)} calls {outcome}")
+    return "; ".join(told) + "; the key got 401 at once and ever after"
+
+
+async def descriptors(folder: Path, rounds: int) -> str:
+    """Connections until the proxy has no descriptor left: calls that run end well, then it takes new ones again."""
+    async with Engine(pause=0.05) as engine:
+        crowd = Crowd(engine, folder / "out", agents=4)
+        async with ProxyProcess(engine.url, crowd.out) as proxy:
+            async with crowd.at_work(proxy):
+                await crowd.until_served(4)
+                _, hard = resource.prlimit(proxy.process.pid, resource.RLIMIT_NOFILE)
+                resource.prlimit(proxy.process.pid, resource.RLIMIT_NOFILE, (proxy.descriptors() + 20, hard))
+                idle = [await asyncio.open_connection("127.0.0.1", proxy.port) for _ in range(60)]
+                await asyncio.sleep(1)
+                held = proxy.descriptors()
+                for _, writer in idle:
+                    writer.close()
+                await crowd.until_served(served(engine) + 8)
+            await proxy.stop()
+        books = reconcile(crowd.heard, engine.ledger, crowd.journals, excused=lambda one: not one.ended)
+    agree(books)
+    return f"60 idle connections on {held} descriptors; {books.calls} calls, {books.calls - books.excused} answered"
+
+
+def lines(crowd: Crowd) -> Iterator[Line]:
+    """Every line of every journal of theirs."""
+    for _, path in crowd.journals:
+        yield from JournalReader(path)
+
+
+def faketime() -> Path:
+    """The library that shifts a program's wall clock, and leaves its monotonic one as the kernel does."""
+    found = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
+    if found is None:
+        raise CannotBe("libfaketime is missing: apt-get install libfaketime")
+    return found
+
+
+def _run(*command: str) -> bool:
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+SCENARIOS: dict[str, Callable[[Path, int], Coroutine[Any, Any, str]]] = {
+    "kill": kill, "terminate": terminate, "disk-full": disk_full, "folder-removed": folder_removed, "clock": clock,
+    "other-engine": other_engine, "key-revoked": key_revoked, "descriptors": descriptors,
+}  # fmt: skip
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("--rounds", type=int, default=12, help="of kill -9")
+    ask.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SCENARIOS)}; all without")
+    options = ask.parse_args()
+    unknown = sorted(set(options.names) - set(SCENARIOS))
+    if unknown:
+        ask.error(f"there is no {unknown[0]}; there are {', '.join(SCENARIOS)}")
+    broken, left_out = 0, 0
+    began = time.monotonic()
+    for name in options.names or SCENARIOS:
+        folder = Path(tempfile.mkdtemp(prefix=f"chaos-{name}-"))
+        try:
+            said = "holds   " + asyncio.run(SCENARIOS[name](folder, options.rounds))
+        except CannotBe as reason:
+            left_out += 1
+            said = f"NOT RUN {reason}"
+        except Exception as error:
+            broken += 1
+            if not isinstance(error, Broken):
+                traceback.print_exc()
+            said = f"BROKEN  {type(error).__name__}: {error}"
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        print(f"{name:<15}{said}", flush=True)
+    total = len(options.names or SCENARIOS)
+    print(
+        f"chaos: {total - broken - left_out} of {total} hold, {broken} broken, {left_out} not run, "
+        f"{time.monotonic() - began:.0f} s"
+    )
+    sys.exit(1 if broken or (left_out and os.environ.get("CI")) else 0)
+
+
+if __name__ == "__main__":
+    main()
