@@ -140,6 +140,10 @@ def _messages(call: Call) -> dict[str, Any]:
     return {"model": "my-policy", "messages": messages, "stream": call.streams, "max_tokens": call.tokens}
 
 
+def _responses(call: Call) -> dict[str, Any]:
+    return {"model": "my-policy", "input": call.text, "stream": call.streams, "max_output_tokens": call.tokens}
+
+
 DIALECTS: dict[str, Dialect] = {
     "openai-chat": Dialect(
         path="/v1/chat/completions",
@@ -158,6 +162,16 @@ DIALECTS: dict[str, Dialect] = {
         event_text=lambda event: event["delta"].get("text", "") if event["type"] == "content_block_delta" else "",
         end=b"event: message_stop\n",
         statuses={503: 529},
+        cut="failed",
+    ),
+    "openai-responses": Dialect(
+        path="/v1/responses",
+        key_header="authorization: Bearer",
+        ask=_responses,
+        whole_text=lambda body: "".join(part["text"] for item in body["output"] for part in item["content"]),
+        event_text=lambda event: event["delta"] if event["type"] == "response.output_text.delta" else "",
+        end=b"event: response.completed\n",
+        statuses={},
         cut="failed",
     ),
     "openai-completions": Dialect(
@@ -183,7 +197,7 @@ def stream_text(dialect: Dialect, data: bytes) -> tuple[str, bool]:
                 event = json.loads(line[6:])
             except ValueError:
                 continue  # a garbled one, passed on as it is
-            if event.get("error") is not None or event.get("type") == "error":
+            if event.get("error") is not None or event.get("type") in ("error", "response.failed"):
                 failed = True
             else:
                 text.append(dialect.event_text(event))

@@ -78,6 +78,7 @@ class Engine:
                 length = int(head.split(b"content-length: ")[1].split(b"\r")[0]) if b"content-length: " in head else 0
                 raw = await reader.readexactly(length)
                 if method == b"get":
+                    used = True
                     writer.write(self._side(path.decode()))
                     continue
                 found = named(raw)
