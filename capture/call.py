@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -134,6 +135,8 @@ class Call:
         self._known = known or Known()
         self._prompt: bytes | None = None
         try:
+            if not raw.isascii():
+                raw.decode()  # msgspec passes over what it need not parse, bytes that are no UTF-8 included
             self._parts = self._decode()
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise FileFormatError(f"not a JSON object ({error})") from error
@@ -316,7 +319,14 @@ def _prompt_array(raw: bytes) -> tuple[int, int]:
 
 
 def _loads(raw: msgspec.Raw) -> Any:
-    return orjson.loads(memoryview(raw))
+    """A part of a line; halves of characters (`\\ud800`), which Python's own JSON writes, are read as it reads them."""
+    try:
+        return orjson.loads(memoryview(raw))
+    except orjson.JSONDecodeError:
+        try:
+            return json.loads(bytes(raw))
+        except (ValueError, RecursionError):
+            return None
 
 
 def _object(raw: msgspec.Raw) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import typer
 
 from proxy.errors import ProxyError, SettingsError
 from proxy.front import start
+from proxy.memory import give_back
 from proxy.server import quiet_garbage, run, serve
 from proxy.settings import Settings
 
@@ -145,6 +146,7 @@ def proxy(
             grace=grace,
             workers=workers,
         )
+        give_back()
         if settings.workers > 1:
             code = start(settings)
         else:

@@ -1,0 +1,1 @@
+"""Fuzz: bytes and objects that nobody meant, into everything here that reads what others wrote."""

@@ -1,0 +1,435 @@
+"""What is fuzzed, a function each; every one says what must hold whatever comes in.
+
+`tests/fuzz/test_fuzz.py` runs each for a moment, `make fuzz` for as long as one wants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import orjson
+from hypothesis import given
+from hypothesis import strategies as st
+
+from capture.assemble import Assembler, stream_of, without_ids
+from capture.engines import NAMES, engine
+from capture.engines.base import CHAT, COMPLETIONS, Reader, Wants
+from capture.errors import CaptureError
+from capture.journal import JournalReader
+from capture.record import TokenCapture
+from capture.redact import redact
+from capture.schemas import examples
+from capture.sse import Decoder, Event
+from proxy.dialects.base import Dialect
+from proxy.dialects.messages import Messages
+from proxy.dialects.responses import Responses
+from proxy.errors import Refusal, UpstreamBroke, UpstreamTimeout
+from proxy.kept import Kept
+from proxy.requests import parse
+from proxy.upstream import HttpClient, Timeouts, _Connection
+from tests.fuzz.strange import STREAMS, VALUES, WHOLE, bent, changed, cuts
+from tests.train.build import conversation, make_job
+from train import stream_rollouts
+from train.convert import Options, convert
+from train.coverage import coverage
+from train.errors import TrainError
+
+TARGETS: dict[str, Any] = {}
+GOLDEN = [line for _, line in examples()]
+CUTS = st.lists(st.integers(0, 1 << 20), max_size=8)
+
+
+def target(test: Callable[..., None]) -> Callable[..., None]:
+    TARGETS[test.__name__] = test
+    return test
+
+
+# the decoder
+
+
+@target
+@given(changed(STREAMS), CUTS)
+def sse(data: bytes, places: list[int]) -> None:
+    """Cut anywhere, a stream has the same events; no byte of them is lost."""
+    whole = decoded([data])
+    assert decoded(cuts(data, places)) == whole
+    raw = b"".join(event.raw for event in whole)
+    assert data.startswith(raw) and not data[len(raw) :].strip(b"\r\n")
+
+
+def decoded(pieces: list[bytes]) -> list[Event]:
+    decoder = Decoder()
+    events = [event for piece in pieces for event in decoder.feed(piece)]
+    return events + decoder.flush()
+
+
+# the engines' readers
+
+
+REQUESTS: list[dict[str, Any]] = [
+    {}, {"logprobs": True, "top_logprobs": 2}, {"n": 2}, {"tools": [{"type": "function", "function": {"name": "a"}}]},
+    {"prompt": "a", "logprobs": 1}, {"prompt": ["a", "b"]}, {"prompt": "a", "echo": True}, {"return_token_ids": True},
+    {"include_reasoning": False}, {"stream_options": {"include_usage": True}},
+]  # fmt: skip
+
+
+def reader_of(name: str, wire: str, body: dict[str, Any], stream: bool) -> Reader:
+    request = {**body, "stream": True} if stream else body
+    one = engine(name)
+    return one.reader(wire, request, one.ask(wire, request, Wants(top_logprobs=1)))
+
+
+@target
+@given(changed(STREAMS), CUTS, st.sampled_from(NAMES), st.sampled_from((CHAT, COMPLETIONS)), st.sampled_from(REQUESTS))
+def reader_of_streams(data: bytes, places: list[int], name: str, wire: str, body: dict[str, Any]) -> None:
+    """Nothing raises, what the agent gets is JSON where the engine's was, a complete record is one."""
+    reader = reader_of(name, wire, body, stream=True)
+    for event in decoded(cuts(data, places)):
+        if event.data and event.data.strip() != b"[DONE]":
+            out = reader.event(event.data)
+            if out is not None and out is not event.data:
+                for one in out.split(b"\n\ndata: "):
+                    json.loads(one)
+    reader.rest()
+    recorded(reader)
+
+
+@target
+@given(changed(WHOLE), st.sampled_from(NAMES), st.sampled_from((CHAT, COMPLETIONS)), st.sampled_from(REQUESTS))
+def reader_of_answers(data: bytes, name: str, wire: str, body: dict[str, Any]) -> None:
+    reader = reader_of(name, wire, body, stream=False)
+    out = reader.body(data)
+    if out is not data:
+        json.loads(out)
+    recorded(reader)
+
+
+def recorded(reader: Reader) -> None:
+    body = reader.assembled()
+    redact(body)
+    for chunk in stream_of(body, include_usage=True):
+        json.dumps(chunk)
+    for outcome in ("ok", "aborted", "truncated", "error"):
+        capture = reader.capture(outcome, status=200)
+        held = TokenCapture.from_json(orjson.loads(orjson.dumps(capture.to_json())))
+        assert held.complete == capture.complete
+        if capture.complete:
+            assert outcome == "ok" and capture.prompt_token_ids is not None and capture.completions
+            for one in capture.completions:
+                assert one.token_ids is not None and one.logprobs is not None
+                assert len(one.token_ids) == len(one.logprobs) and all(map(math.isfinite, one.logprobs))
+
+
+# the assembler
+
+
+TOOL = st.builds(
+    lambda n, name, said: {"id": f"call-{n}", "type": "function", "function": {"name": name, "arguments": said}},
+    st.integers(0, 99), st.text(min_size=1, max_size=5), st.text(max_size=8),
+)  # fmt: skip
+MESSAGE = st.fixed_dictionaries(
+    {"role": st.just("assistant"), "content": st.text(min_size=1, max_size=8)},
+    optional={"reasoning": st.text(min_size=1, max_size=8), "refusal": st.text(min_size=1, max_size=8)},
+) | st.fixed_dictionaries(
+    {"role": st.just("assistant"), "content": st.none(),
+     "tool_calls": st.lists(TOOL, min_size=1, max_size=3, unique_by=lambda tool: tool["id"])}
+)  # fmt: skip
+
+
+@target
+@given(st.lists(st.tuples(MESSAGE, st.sampled_from(("stop", "length", "tool_calls"))), min_size=1, max_size=3))
+def assembler(choices: list[tuple[dict[str, Any], str]]) -> None:
+    """A body that is streamed and put together again is the same body."""
+    rows = [
+        {"index": index, "message": message, "logprobs": None, "finish_reason": finish}
+        for index, (message, finish) in enumerate(choices)
+    ]
+    body = {"id": "a", "object": "chat.completion", "created": 1, "model": "m", "choices": rows}
+    body["usage"] = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
+    assembled = Assembler()
+    for chunk in stream_of(body, include_usage=True):
+        assembled.add(json.loads(json.dumps(chunk)))
+    assert assembled.body() == without_ids(body)
+
+
+# the dialects
+
+
+ASKED: dict[str, tuple[Dialect, list[Any]]] = {
+    "messages": (
+        Messages(),
+        [
+            {"model": "m", "max_tokens": 5, "system": [{"type": "text", "text": "s"}], "stream": True, "messages": [
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": [{"type": "thinking", "thinking": "t", "signature": "s"},
+                    {"type": "text", "text": "b"}, {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": [
+                    {"type": "text", "text": "r"}], "is_error": False}, {"type": "text", "text": "and?"}]}],
+             "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object", "properties": {}}}],
+             "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}, "stop_sequences": ["x"],
+             "thinking": {"type": "enabled", "budget_tokens": 1024}, "metadata": {"user_id": "u"}, "temperature": 0.5},
+            {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "a"}]},
+        ],
+    ),
+    "responses": (
+        Responses(),
+        [
+            {"model": "m", "instructions": "s", "stream": True, "store": True, "input": [
+                {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
+                {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "t"}],
+                 "encrypted_content": "x"},
+                {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c1", "output": "r"},
+                {"type": "custom_tool_call", "call_id": "c2", "name": "apply_patch", "input": "p"},
+                {"type": "custom_tool_call_output", "call_id": "c2", "output": "ok"}],
+             "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False},
+                       {"type": "custom", "name": "apply_patch"}], "tool_choice": "auto",
+             "parallel_tool_calls": True, "include": ["reasoning.encrypted_content"], "reasoning": {"effort": "low"},
+             "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}}, "max_output_tokens": 7},
+            {"model": "m", "input": "a"}, {"model": "m", "input": "a", "previous_response_id": "resp_1"},
+        ],
+    ),
+}  # fmt: skip
+
+
+@target
+@given(st.sampled_from(sorted(ASKED)).flatmap(lambda name: st.tuples(st.just(name), bent(ASKED[name][1]))))
+def requests_of_dialects(asked: tuple[str, Any]) -> None:
+    """A request is chat that can be sent, or is refused with a sentence; it is never changed."""
+    name, body = asked
+    dialect = ASKED[name][0]
+    if not isinstance(body, dict):
+        return
+    before = json.dumps(body)
+    try:
+        translated = dialect.translate(body, Kept())
+    except Refusal as refusal:
+        assert 400 <= refusal.status < 500 and refusal.message
+        status, said = dialect.error(refusal.status, refusal.message)
+        assert status >= 400 and json.loads(said)
+    else:
+        json.dumps(translated.chat)
+        assert isinstance(translated.chat.get("messages"), list) and all(
+            isinstance(one, str) for one in translated.dropped
+        )
+        assert (translated.chat.get("stream") is True) == translated.streams
+    assert json.dumps(body) == before
+
+
+@target
+@given(st.sampled_from(sorted(ASKED)), changed(STREAMS), CUTS, st.sampled_from(NAMES))
+def answers_of_dialects(name: str, data: bytes, places: list[int], engine_name: str) -> None:
+    """Whatever chunks come, events go out that a client can read, and the record's body is JSON."""
+    dialect, requests = ASKED[name]
+    translated = dialect.translate(requests[1], Kept())
+    reply = dialect.reply(translated)
+    reader = reader_of(engine_name, CHAT, translated.chat, stream=True)
+    out = [reply.ping()]
+    for event in decoded(cuts(data, places)):
+        if event.data and event.data.strip() != b"[DONE]":
+            chunk = reader.chunk(event.data)
+            if chunk is not None:
+                out.append(reply.chunk(chunk))
+    out.append(reply.end() if reader.finished and reader.error is None else reply.fail(500, "broke"))
+    for event in decoded([b"".join(out)]):
+        if event.data is not None:
+            told = json.loads(event.data)
+            assert event.complete and event.event is not None and told["type"] == event.event.decode()
+    body = reply.whole(reader.assembled())
+    json.dumps(body)
+    json.dumps(dialect.keep(translated, reader.assembled(), body))
+
+
+@target
+@given(st.sampled_from(sorted(ASKED)), bent([json.loads(data) for data in WHOLE.values()]))
+def bodies_of_dialects(name: str, chat: Any) -> None:
+    """An unstreamed answer of any shape becomes a body of the dialect's."""
+    dialect, requests = ASKED[name]
+    translated = dialect.translate(requests[1], Kept())
+    reader = reader_of("vllm", CHAT, translated.chat, stream=False)
+    reader.body(json.dumps(chat).encode())
+    whole = reader.assembled()
+    if isinstance(whole, dict) and whole.get("choices"):
+        body = dialect.reply(translated).whole(whole)
+        json.dumps(body)
+        dialect.keep(translated, whole, body)
+        reply = dialect.reply(translated)
+        for chunk in stream_of(whole, include_usage=True):
+            reply.chunk(chunk)
+        reply.end()
+
+
+# the files
+
+
+LINES = b"".join(orjson.dumps(line) + b"\n" for line in GOLDEN)
+ROOM = Path("/dev/shm") if os.path.isdir("/dev/shm") else Path(tempfile.gettempdir())
+
+
+def looked_at(call: Any) -> None:
+    """Everything that anybody asks a call for."""
+    with suppress(CaptureError):
+        _ = (call.request_body, call.response_body, call.status_code, call.metadata, call.number, call.outcome)
+        _ = (call.purpose, call.engine, call.offers_tools, call.duration_ms)
+        capture = call.capture
+        if capture is not None:
+            assert isinstance(capture.complete, bool)
+            for one in capture.completions:
+                list(one.token_ids or ())
+
+
+@target
+@given(changed({"journal": LINES}))
+def journal(data: bytes) -> None:
+    """A journal of any bytes is read to its end: calls, and a problem for each line that is none."""
+    with tempfile.NamedTemporaryFile(dir=ROOM) as file:
+        file.write(data)
+        file.flush()
+        reader = JournalReader(Path(file.name))
+        calls = list(reader)
+        for call in calls:
+            looked_at(call)
+    filled = sum(1 for line in data.split(b"\n") if line.strip())
+    assert len(calls) + len(reader.problems) == filled
+    whole = set(LINES.splitlines())
+    kept = [line for line in data.split(b"\n") if line in whole]
+    assert len([call for call in calls if call.raw.rstrip(b"\n") in whole]) == len(kept), "an intact line is a call"
+
+
+@target
+@given(bent(GOLDEN))
+def lines(line: Any) -> None:
+    """A line of any shape is a call whose parts can be asked for, or no call."""
+    with tempfile.NamedTemporaryFile(dir=ROOM) as file:
+        file.write(json.dumps(line).encode() + b"\n")
+        file.flush()
+        for call in JournalReader(Path(file.name)):
+            looked_at(call)
+
+
+FORMATS = ("skyrl-sft", "trl-sft", "trl-sft-ids", "trl-grpo", "prime-sft", "verl-sft")
+
+
+def job_of(folder: Path) -> Path:
+    calls = conversation(2)
+    return make_job(folder / "job", [{"calls": calls}, {"calls": conversation(1, first=500), "reward": 0.0}])
+
+
+def worked_through(job: Path, folder: Path) -> None:
+    """The trainer's commands on a job, as functions; what they cannot use they say in a sentence."""
+    with suppress(TrainError):
+        for record in stream_rollouts(job, follow=False, group_size=2, on_withheld=json.dumps):
+            json.dumps(record)
+    with suppress(TrainError):
+        for covered in coverage(job):
+            json.dumps(covered.to_json())
+    for name in FORMATS:
+        with suppress(TrainError):
+            convert(job, folder / f"{name}.jsonl", Options(format=name))
+
+
+@target
+@given(
+    bent([conversation(2)]),
+    st.sampled_from(("result.json", "config.json")),
+    st.none() | VALUES,
+    st.sampled_from(("reward", "rewards", "model", "task_name", "error", "timing", "finished_at", "agent_result")),
+)
+def jobs(calls: Any, name: str, value: Any, field: str) -> None:
+    """A job whose journal and result hold anything is read, counted and converted, or refused with a sentence."""
+    folder = Path(tempfile.mkdtemp(dir=ROOM))
+    try:
+        job = job_of(folder)
+        rollout = sorted(path for path in job.iterdir() if path.is_dir())[0]
+        rows = calls if isinstance(calls, list) else [calls]
+        data = b"".join(json.dumps(one).encode() + b"\n" for one in rows)
+        (rollout / "trajectory/llm_trajectory.jsonl").write_bytes(data)
+        told = json.loads((rollout / name).read_text())
+        (rollout / name).write_text(json.dumps({**told, field: value}))
+        worked_through(job, folder)
+    finally:
+        shutil.rmtree(folder)
+
+
+# HTTP
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+SOME = STREAMS["chat-plain-length-stream"][:1500]
+HTTP = {
+    "chunked": HEAD + b"transfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\nx-t: 1\r\n\r\n" % (len(SOME), SOME),
+    "length": HEAD + b"content-length: %d\r\n\r\n%s" % (len(SOME), SOME),
+    "close": HEAD + b"connection: close\r\n\r\n" + SOME,
+    "interim": b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
+    + HEAD
+    + b"content-length: 0\r\n\r\n",
+    "error": b"HTTP/1.1 503 Busy\r\nretry-after: 1\r\ncontent-length: 2\r\n\r\n{}",
+    "gzip": HEAD + b"content-encoding: gzip\r\ncontent-length: 4\r\n\r\nabcd",
+}
+
+
+class Wire(asyncio.Transport):
+    """A double of a transport: it takes what is written, and closes when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed = False
+
+    def writelines(self, pieces: Any) -> None:
+        pass
+
+    def abort(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+@target
+@given(changed(HTTP), CUTS, st.booleans())
+def answers_over_http(data: bytes, places: list[int], resets: bool) -> None:
+    """Bytes that should be an answer end as one, or as an error that says so; nothing waits for ever."""
+
+    async def run() -> None:
+        wire, connection = Wire(), _Connection(HttpClient("http://127.0.0.1:1", Timeouts(1, 1, 1)))
+        connection.connection_made(wire)
+        exchange = asyncio.ensure_future(connection.exchange([b"x"], Timeouts(1, 1, 1)))
+        await asyncio.sleep(0)
+        for piece in cuts(data, places):
+            if not wire.closed:
+                connection.data_received(piece)
+        connection.connection_lost(ConnectionResetError() if resets else None)
+        try:
+            await exchange
+            body = await connection.read()
+            assert 200 <= connection.status < 1000 and isinstance(body, bytes)
+        except (UpstreamBroke, UpstreamTimeout):
+            pass
+        finally:
+            connection.close()
+
+    asyncio.run(run())
+
+
+@target
+@given(changed({"request": orjson.dumps(ASKED["messages"][1][0])}))
+def request_bodies(data: bytes) -> None:
+    """A body is parsed, or is none; what is kept of it can be written as one line."""
+    value, strict = parse(data)
+    if isinstance(value, dict):
+        assert not strict or json.loads(orjson.dumps(redact(value))) is not None
