@@ -42,8 +42,12 @@ class Responses(Dialect):
 
 def _custom(context: Context, chat: dict[str, Any], body: dict[str, Any]) -> list[tuple[str, str]]:
     calls = [item for item in body["output"] if item["type"] in ("function_call", "custom_tool_call")]
-    message = (chat.get("choices") or [{}])[0].get("message") or {}
-    sampled = [call.get("function") or {} for call in message.get("tool_calls") or ()]
+    choices = chat.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
+    message = first.get("message") if isinstance(first, dict) else None
+    tools = message.get("tool_calls") if isinstance(message, dict) else None
+    functions = [one.get("function") for one in tools if isinstance(one, dict)] if isinstance(tools, list) else []
+    sampled = [one if isinstance(one, dict) else {} for one in functions]
     return [
         (item["call_id"], str(function.get("arguments")))
         for item, function in zip(calls, sampled, strict=False)

@@ -14,10 +14,9 @@ import time
 import traceback
 from collections import Counter
 
-from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
-from tests.fuzz.targets import TARGETS
+from tests.fuzz.targets import TARGETS, test_of
 
 ROUND = 300
 
@@ -48,9 +47,7 @@ def by_hypothesis(names: list[str], seconds: float) -> list[str]:
         began = time.monotonic()
         examples = 20 if name == "jobs" else ROUND
         try:
-            settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), database=database)(
-                TARGETS[name]
-            )()
+            test_of(name, max_examples=examples, database=database)()
         except Exception:
             print(f"\n== {name}")
             traceback.print_exc()
@@ -67,24 +64,16 @@ def by_coverage(names: list[str], seconds: float) -> list[str]:
     script = (
         "import sys, atheris\n"
         "with atheris.instrument_imports(include=['capture', 'proxy', 'train']):\n"
-        "    from tests.fuzz.targets import TARGETS\n"
-        "atheris.Setup(sys.argv, lambda data: TARGETS[sys.argv[-1]].hypothesis.fuzz_one_input(data) and None)\n"
+        "    from tests.fuzz.targets import test_of\n"
+        "one = test_of(sys.argv.pop()).hypothesis.fuzz_one_input\n"
+        "def test(data): one(data)\n"
+        "atheris.Setup(sys.argv, test)\n"
         "atheris.Fuzz()\n"
     )
     found = []
     for name in names:
-        time_limit = f"-max_total_time={max(1, int(seconds / len(names)))}"
-        command = [
-            sys.executable,
-            "-c",
-            script,
-            time_limit,
-            "-max_len=4096",
-            "-verbosity=0",
-            f"-artifact_prefix=.hypothesis/{name}-",
-            "--",
-            name,
-        ]
+        bounds = [f"-max_total_time={max(1, int(seconds / len(names)))}", "-max_len=4096", "-verbosity=0"]
+        command = [sys.executable, "-c", script, *bounds, f"-artifact_prefix=.hypothesis/{name}-", name]
         done = subprocess.run(command, check=False)
         print(f"  {name:<22}{'nothing' if done.returncode == 0 else 'FOUND'}", flush=True)
         if done.returncode:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from hypothesis import given
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from capture.assemble import Assembler, stream_of, without_ids
@@ -43,21 +43,33 @@ from train.convert import Options, convert
 from train.coverage import coverage
 from train.errors import TrainError
 
-TARGETS: dict[str, Any] = {}
+#: A function by its name, and the strategies of its arguments.
+TARGETS: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {}
+#: Without the last, which explains: it takes longer than all of the others.
+PHASES = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]
 GOLDEN = [line for _, line in examples()]
 CUTS = st.lists(st.integers(0, 1 << 20), max_size=8)
 
 
-def target(test: Callable[..., None]) -> Callable[..., None]:
-    TARGETS[test.__name__] = test
-    return test
+def target(*strategies: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def add(test: Callable[..., None]) -> Callable[..., None]:
+        TARGETS[test.__name__] = test, strategies
+        return test
+
+    return add
+
+
+def test_of(name: str, **options: Any) -> Any:
+    """A Hypothesis test of a target; `options` are those of `hypothesis.settings`."""
+    test, strategies = TARGETS[name]
+    slow = list(HealthCheck)
+    return settings(deadline=None, suppress_health_check=slow, phases=PHASES, **options)(given(*strategies)(test))
 
 
 # the decoder
 
 
-@target
-@given(changed(STREAMS), CUTS)
+@target(changed(STREAMS), CUTS)
 def sse(data: bytes, places: list[int]) -> None:
     """Cut anywhere, a stream has the same events; no byte of them is lost."""
     whole = decoded([data])
@@ -88,8 +100,7 @@ def reader_of(name: str, wire: str, body: dict[str, Any], stream: bool) -> Reade
     return one.reader(wire, request, one.ask(wire, request, Wants(top_logprobs=1)))
 
 
-@target
-@given(changed(STREAMS), CUTS, st.sampled_from(NAMES), st.sampled_from((CHAT, COMPLETIONS)), st.sampled_from(REQUESTS))
+@target(changed(STREAMS), CUTS, st.sampled_from(NAMES), st.sampled_from((CHAT, COMPLETIONS)), st.sampled_from(REQUESTS))
 def reader_of_streams(data: bytes, places: list[int], name: str, wire: str, body: dict[str, Any]) -> None:
     """Nothing raises, what the agent gets is JSON where the engine's was, a complete record is one."""
     reader = reader_of(name, wire, body, stream=True)
@@ -103,8 +114,7 @@ def reader_of_streams(data: bytes, places: list[int], name: str, wire: str, body
     recorded(reader)
 
 
-@target
-@given(changed(WHOLE), st.sampled_from(NAMES), st.sampled_from((CHAT, COMPLETIONS)), st.sampled_from(REQUESTS))
+@target(changed(WHOLE), st.sampled_from(NAMES), st.sampled_from((CHAT, COMPLETIONS)), st.sampled_from(REQUESTS))
 def reader_of_answers(data: bytes, name: str, wire: str, body: dict[str, Any]) -> None:
     reader = reader_of(name, wire, body, stream=False)
     out = reader.body(data)
@@ -145,8 +155,7 @@ MESSAGE = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-@target
-@given(st.lists(st.tuples(MESSAGE, st.sampled_from(("stop", "length", "tool_calls"))), min_size=1, max_size=3))
+@target(st.lists(st.tuples(MESSAGE, st.sampled_from(("stop", "length", "tool_calls"))), min_size=1, max_size=3))
 def assembler(choices: list[tuple[dict[str, Any], str]]) -> None:
     """A body that is streamed and put together again is the same body."""
     rows = [
@@ -201,8 +210,7 @@ ASKED: dict[str, tuple[Dialect, list[Any]]] = {
 }  # fmt: skip
 
 
-@target
-@given(st.sampled_from(sorted(ASKED)).flatmap(lambda name: st.tuples(st.just(name), bent(ASKED[name][1]))))
+@target(st.sampled_from(sorted(ASKED)).flatmap(lambda name: st.tuples(st.just(name), bent(ASKED[name][1]))))
 def requests_of_dialects(asked: tuple[str, Any]) -> None:
     """A request is chat that can be sent, or is refused with a sentence; it is never changed."""
     name, body = asked
@@ -225,8 +233,7 @@ def requests_of_dialects(asked: tuple[str, Any]) -> None:
     assert json.dumps(body) == before
 
 
-@target
-@given(st.sampled_from(sorted(ASKED)), changed(STREAMS), CUTS, st.sampled_from(NAMES))
+@target(st.sampled_from(sorted(ASKED)), changed(STREAMS), CUTS, st.sampled_from(NAMES))
 def answers_of_dialects(name: str, data: bytes, places: list[int], engine_name: str) -> None:
     """Whatever chunks come, events go out that a client can read, and the record's body is JSON."""
     dialect, requests = ASKED[name]
@@ -246,11 +253,10 @@ def answers_of_dialects(name: str, data: bytes, places: list[int], engine_name: 
             assert event.complete and event.event is not None and told["type"] == event.event.decode()
     body = reply.whole(reader.assembled())
     json.dumps(body)
-    json.dumps(dialect.keep(translated, reader.assembled(), body))
+    dialect.keep(translated, reader.assembled(), body)
 
 
-@target
-@given(st.sampled_from(sorted(ASKED)), bent([json.loads(data) for data in WHOLE.values()]))
+@target(st.sampled_from(sorted(ASKED)), bent([json.loads(data) for data in WHOLE.values()]))
 def bodies_of_dialects(name: str, chat: Any) -> None:
     """An unstreamed answer of any shape becomes a body of the dialect's."""
     dialect, requests = ASKED[name]
@@ -287,8 +293,7 @@ def looked_at(call: Any) -> None:
                 list(one.token_ids or ())
 
 
-@target
-@given(changed({"journal": LINES}))
+@target(changed({"journal": LINES}))
 def journal(data: bytes) -> None:
     """A journal of any bytes is read to its end: calls, and a problem for each line that is none."""
     with tempfile.NamedTemporaryFile(dir=ROOM) as file:
@@ -305,8 +310,7 @@ def journal(data: bytes) -> None:
     assert len([call for call in calls if call.raw.rstrip(b"\n") in whole]) == len(kept), "an intact line is a call"
 
 
-@target
-@given(bent(GOLDEN))
+@target(bent(GOLDEN))
 def lines(line: Any) -> None:
     """A line of any shape is a call whose parts can be asked for, or no call."""
     with tempfile.NamedTemporaryFile(dir=ROOM) as file:
@@ -337,8 +341,7 @@ def worked_through(job: Path, folder: Path) -> None:
             convert(job, folder / f"{name}.jsonl", Options(format=name))
 
 
-@target
-@given(
+@target(
     bent([conversation(2)]),
     st.sampled_from(("result.json", "config.json")),
     st.none() | VALUES,
@@ -400,8 +403,7 @@ class Wire(asyncio.Transport):
         pass
 
 
-@target
-@given(changed(HTTP), CUTS, st.booleans())
+@target(changed(HTTP), CUTS, st.booleans())
 def answers_over_http(data: bytes, places: list[int], resets: bool) -> None:
     """Bytes that should be an answer end as one, or as an error that says so; nothing waits for ever."""
 
@@ -426,8 +428,7 @@ def answers_over_http(data: bytes, places: list[int], resets: bool) -> None:
     asyncio.run(run())
 
 
-@target
-@given(changed({"request": orjson.dumps(ASKED["messages"][1][0])}))
+@target(changed({"request": orjson.dumps(ASKED["messages"][1][0])}))
 def request_bodies(data: bytes) -> None:
     """A body is parsed, or is none; what is kept of it can be written as one line."""
     value, strict = parse(data)

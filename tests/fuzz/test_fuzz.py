@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, settings
 
-from tests.fuzz.targets import TARGETS
+from tests.fuzz.targets import TARGETS, test_of
 
 #: A job is written to disk and read by every command: an example takes twenty times as long as another's.
 EXAMPLES = {"jobs": 15}
@@ -13,5 +12,4 @@ EXAMPLES = {"jobs": 15}
 
 @pytest.mark.parametrize("name", sorted(TARGETS))
 def test_fuzz(name: str) -> None:
-    few = EXAMPLES.get(name, 150)
-    settings(max_examples=few, deadline=None, suppress_health_check=list(HealthCheck), database=None)(TARGETS[name])()
+    test_of(name, max_examples=EXAMPLES.get(name, 150), database=None)()

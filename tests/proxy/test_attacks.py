@@ -111,6 +111,36 @@ async def test_a_sessions_key_opens_no_admin_route(tmp_path: Path) -> None:
         assert not (await here.proxy.session_state("theirs"))["closed"]
 
 
+async def test_the_key_of_a_closed_session_opens_nothing_on_an_open_proxy_either(
+    started: Started, tmp_path: Path
+) -> None:
+    """There any key will do, but one of ours: an agent that outlived its rollout would write into another's journal."""
+    async with FakeEngine(replays(PLAIN)) as engine, started(engine.url) as bench:
+        one = await bench.proxy.open_session("one", journal=tmp_path / "one.jsonl")
+        await bench.proxy.close_session(one.id)
+        got = await exchange(bench.proxy.port, post(BODY, f"authorization: Bearer {one.api_key}"))
+        assert statuses(got) == [401] and engine.calls == [] and bench.calls() == []
+
+
+async def test_a_call_that_the_closing_of_its_session_ends_is_told_so_in_its_dialect(tmp_path: Path) -> None:
+    async def waits(seen: Seen) -> Any:
+        await seen.gone.wait()
+        yield b""
+
+    async with house(tmp_path, waits, grace=0.1) as here:
+        paths = ("/v1/chat/completions", "/v1/messages")
+        bodies = [post({**BODY, "stream": stream}, here.key, path=path) for path in paths for stream in (False, True)]
+        sending = [asyncio.ensure_future(here.send(data)) for data in bodies]
+        async with asyncio.timeout(10):
+            while len(here.engine.calls) < len(bodies):
+                await asyncio.sleep(0.01)
+        state = await here.proxy.close_session("ours")
+        got = await asyncio.gather(*sending)
+    assert [statuses(one) for one in got] == [[503], [503], [529], [529]] and state["calls"] == 4
+    for one in got:
+        assert "its session was closed" in json.loads(one.partition(b"\r\n\r\n")[2])["error"]["message"]
+
+
 # ways to another server, or to another route of this engine
 
 

@@ -494,10 +494,10 @@ async def test_an_engine_that_comes_back_as_another_is_recorded_as_what_it_is(
             assert (await bench.client.post("/chat/completions", json=CHAT)).status_code == 502
         first.server.close()
         await first.server.wait_closed()
+        for task in first.tasks:
+            task.cancel()
+        await asyncio.gather(*first.tasks, return_exceptions=True)
         if how == "unreachable":
-            for task in first.tasks:
-                task.cancel()
-            await asyncio.gather(*first.tasks, return_exceptions=True)
             assert (await bench.client.post("/chat/completions", json=CHAT)).status_code == 502
         if how == "silent":
             monkeypatch.setattr("proxy.replicas.SILENCE", 0.0)
