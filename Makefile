@@ -11,7 +11,7 @@ SOURCES := bench.py capture proxy sandbox train tests benchmarks
 ENGINES := tests/live/engines
 CACHE := $(HOME)/.cache
 
-.PHONY: demo test check live bench-short format docs screenshots clean
+.PHONY: demo test check live bench-short soak chaos fuzz audit format docs screenshots clean
 
 demo: $(VENV)/.demo  ## a real model answers real calls, and you see what was captured
 	@$(BIN)/bench demo
@@ -34,6 +34,21 @@ bench-short: $(VENV)/.dev  ## what a call and a chunk cost beside nginx, under a
 	@$(BIN)/python -m benchmarks.proxy --targets direct,nginx,ours --cases small,paced64 --rounds 2 \
 		--require 'ours complete>=1' --require 'small: ours/nginx cpu_us_request<=30' \
 		--require 'paced64: ours/nginx cpu_us_chunk<=4'
+
+soak: $(VENV)/.dev  ## endurance, ten minutes: every call in three books that must agree (SECONDS=60 SESSIONS=64: less)
+	@$(BIN)/python -m benchmarks.soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SESSIONS),--sessions $(SESSIONS)) \
+		$(if $(PATIENCE),--patience $(PATIENCE))
+
+chaos: $(VENV)/.dev  ## kill -9, a full disk, a clock that is set, and more, done to a proxy at work (ROUNDS=2: fewer kills)
+	@$(BIN)/python -m benchmarks.chaos $(if $(ROUNDS),--rounds $(ROUNDS))
+
+fuzz: $(VENV)/.dev  ## everything that reads what others wrote, for a minute; an hour is make fuzz SECONDS=3600
+	@$(BIN)/python -m tests.fuzz $(if $(SECONDS),--seconds $(SECONDS))
+
+audit: $(VENV)/.dev  ## what is installed, held to the known vulnerabilities; needs PyPI's own service
+	@test -x build/audit/bin/pip-audit || { $(BIN)/python -m venv build/audit && build/audit/bin/python -m pip install -qq 'pip-audit>=2.9'; }
+	@$(BIN)/python -m pip freeze --exclude-editable >build/audit/installed.txt
+	@build/audit/bin/pip-audit --requirement build/audit/installed.txt --no-deps --disable-pip --strict
 
 format: $(VENV)/.dev
 	@$(BIN)/ruff format $(wildcard $(SOURCES))
