@@ -10,6 +10,7 @@ import difflib
 from sandbox.agents.base import Agent, Model, Scene
 from sandbox.agents.claude import Claude
 from sandbox.agents.codex import Codex
+from sandbox.agents.gemini import Gemini
 from sandbox.agents.mini import Mini
 from sandbox.agents.mini_swe import MiniSweAgent
 from sandbox.agents.nop import Nop
@@ -19,7 +20,18 @@ from sandbox.agents.pi import Pi
 from sandbox.agents.qwen import QwenCode
 from sandbox.errors import JobError
 
-AGENTS: tuple[Agent, ...] = (Oracle(), Nop(), Mini(), Pi(), Claude(), Codex(), OpenCode(), QwenCode(), MiniSweAgent())
+AGENTS: tuple[Agent, ...] = (
+    Oracle(),
+    Nop(),
+    Mini(),
+    Pi(),
+    Claude(),
+    Codex(),
+    OpenCode(),
+    QwenCode(),
+    MiniSweAgent(),
+    Gemini(),
+)
 
 __all__ = ["AGENTS", "Agent", "Model", "Scene", "find_agent"]
 

@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("docker_client"), pyte
 #: The agent -> calls beside its own (a title), and its tool calls: mini-swe-agent ends by one.
 AGENTS = {
     "claude": (1, 2), "codex": (0, 2), "opencode": (1, 2), "qwen-code": (0, 2), "mini-swe-agent": (0, 3), "pi": (0, 2),
+    "gemini": (0, 2),
 }  # fmt: skip
 
 

@@ -15,7 +15,21 @@ from typing import Any
 import pytest
 
 from sandbox import acp, images
-from sandbox.agents import AGENTS, Agent, Model, Scene, claude, codex, find_agent, mini_swe, npm, opencode, pi, qwen
+from sandbox.agents import (
+    AGENTS,
+    Agent,
+    Model,
+    Scene,
+    claude,
+    codex,
+    find_agent,
+    gemini,
+    mini_swe,
+    npm,
+    opencode,
+    pi,
+    qwen,
+)
 from sandbox.box import Box, file_archive, run
 from sandbox.docker import Container, Limits, connect
 from sandbox.errors import InstallError
@@ -38,6 +52,7 @@ PROGRAMS = {
     "opencode": opencode.PROGRAM,
     "qwen-code": qwen.PROGRAM,
     "mini-swe-agent": f"{mini_swe.ROOT}/bin/mini",
+    "gemini": gemini.PROGRAM,
 }
 
 

@@ -1,0 +1,45 @@
+"""`gemini`: Google's Gemini CLI over the Agent Client Protocol; Gemini's own generateContent."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sandbox.agents.base import HOME, Scene
+from sandbox.agents.npm import install_packages, path_of
+from sandbox.box import Box
+
+PACKAGE = "@google/gemini-cli@0.61.0"
+PROGRAM = f"{HOME}/gemini/node_modules/.bin/gemini"
+HINT = f"what works is {PACKAGE} (bench agents bake gemini --from IMAGE makes it)"
+#: It takes a model that it does not know for one of a million tokens, and nothing tells it otherwise.
+SETTINGS: dict[str, Any] = {
+    "security": {"auth": {"selectedType": "gemini-api-key"}},
+    "privacy": {"usageStatisticsEnabled": False},
+    "telemetry": {"enabled": False},
+    "general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False},
+    "model": {"compressionThreshold": 1, "skipNextSpeakerCheck": True, "disableLoopDetection": True},
+}
+
+
+class Gemini:
+    name = "gemini"
+    aliases: tuple[str, ...] = ("gemini-cli",)
+    needs_model = True
+    version = f"gemini-cli-{PACKAGE.rpartition('@')[2]}"
+
+    def install(self, box: Box) -> None:
+        install_packages(box, self.name, (PACKAGE,), ("gemini",))
+
+    def act(self, scene: Scene) -> str:
+        assert scene.model is not None
+        scene.put_home({".gemini/settings.json": json.dumps(SETTINGS)})
+        env = {
+            "PATH": path_of(self.name, scene.prepared.path),
+            "GEMINI_API_KEY": scene.model.api_key,
+            "GOOGLE_GEMINI_BASE_URL": scene.model.base_url.removesuffix("/v1"),
+            "GEMINI_CLI_TRUST_WORKSPACE": "true",
+            "NO_BROWSER": "true",
+        }
+        command = [PROGRAM, "--acp", "--skip-trust", "--approval-mode", "yolo", "-m", scene.model.name]
+        return scene.talk(command, env, name=self.name, hint=HINT)
