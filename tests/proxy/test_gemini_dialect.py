@@ -215,7 +215,7 @@ def test_a_failure_and_a_ping() -> None:
     assert GEMINI.error(500, "x", {"error": {"message": "image input is not supported"}})[0] == 400
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(turns(), min_size=1, max_size=4), st.booleans())
 def test_a_conversation_that_went_through_both_ways_is_the_same(
     conversation: list[dict[str, Any]], thoughts: bool
@@ -272,7 +272,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return ([path] if path else []) + [one for name, item in below for one in places(item, (*path, name))]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_a_strange_value_anywhere_is_a_chat_request_or_a_refusal(data: st.DataObject) -> None:
     body = copy.deepcopy(data.draw(st.sampled_from(BODIES)))

@@ -55,7 +55,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 PLACES = [places(body) for body in BODIES]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_a_strange_value_anywhere_is_a_chat_request_or_a_refusal(data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(BODIES) - 1))
@@ -78,7 +78,7 @@ def test_a_strange_value_anywhere_is_a_chat_request_or_a_refusal(data: st.DataOb
     RESPONSES.keep(made, chat, answer)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from(["role", "content", "reasoning", "tool_calls", "refusal"]), values)))
 def test_a_strange_delta_is_passed_over(deltas: list[dict[str, Any]]) -> None:
     reply = RESPONSES.reply(RESPONSES.translate({"model": "m", "input": "x"}, {}))

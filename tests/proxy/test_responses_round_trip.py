@@ -54,7 +54,7 @@ def asked(items: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     return {"model": "m", "input": items, "tools": TOOLS, "include": include, "store": False, **more}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(turns(), min_size=1, max_size=4), st.data())
 def test_a_conversation_that_went_through_both_ways_is_the_same(
     conversation: list[dict[str, Any]], data: st.DataObject
