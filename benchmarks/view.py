@@ -1,6 +1,6 @@
 """How fast `bench view` is: the first view of a job of many rollouts; first paint and scrolling of a long sequence.
 
-    python benchmarks/view.py [--rollouts 1000] [--tokens 100000] [--work FOLDER]
+    python benchmarks/view.py [--rollouts 1000] [--tokens 100000] [--rounds 3] [--work FOLDER]
 
 Needs Chromium. Real server, real browser; the job and the sequence are synthetic (`make_jobs.py`), so that they can be
 large. Scrolling is measured by the frames that the browser presents while the pane moves a screen and more a frame.
@@ -81,6 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rollouts", type=int, default=1000)
     parser.add_argument("--tokens", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--work", type=Path, help="Keep the made job here, and use it again.")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary, sync_playwright() as playwright:
@@ -89,13 +90,13 @@ def main() -> None:
         job = make_job(work / f"job-{asked.rollouts}", asked.rollouts, calls=4, prompt_ids=2000)
         journal = long_journal(work / f"long-{asked.tokens}.jsonl", asked.tokens)
         browser = playwright.chromium.launch(executable_path=chromium(), args=ARGUMENTS)
-        for _ in range(3):
+        for _ in range(asked.rounds):
             told = first_view(browser, job)
             print(
                 f"{told['rows']} rollouts: first view {told['first_view']:.2f} s after it was asked for; the command "
                 f"listened after {told['listening']:.2f} s; all logs read after {told['all_logs_read']:.1f} s"
             )
-        for _ in range(3):
+        for _ in range(asked.rounds):
             told = long_sequence(browser, journal)
             print(f"{asked.tokens} tokens: first paint {told['first_paint']:.2f} s")
             for name in ("reading", "dragging"):

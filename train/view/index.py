@@ -25,6 +25,8 @@ from train.view.reading import Reading, Readings, stamp
 PAUSE, SHARE = 1.5, 20
 #: A page that asked this long ago (seconds) is closed: nobody waits for news.
 ASKED = 15.0
+#: Logs are read when the first page has its rows, and had this long (seconds) to draw them.
+DRAWN, NOBODY = 0.4, 3.0
 NOTES = 100
 #: Calls of which a row tells how many tokens they sampled.
 CALLS = 400
@@ -63,6 +65,7 @@ class Index:
         self._had_lock: set[Path] = set()
         self._lock = threading.Lock()
         self._asked = time.monotonic()
+        self._answered = threading.Event()
         self._stop = threading.Event()
 
     def start(self) -> None:
@@ -96,6 +99,8 @@ class Index:
                     self._changed(one)
             version, notes, state = self.version, list(self.notes), self.state
             rows = [row_of(one) for one in entries if one.version > since]
+        if self.scanned.is_set():
+            self._answered.set()
         return {
             "version": version,
             "since": since,
@@ -164,8 +169,10 @@ class Index:
         while not self._stop.is_set():
             began = time.monotonic()
             self.scan()
-            pause = max(PAUSE, SHARE * (time.monotonic() - began))
-            until = time.monotonic() + pause
+            took = time.monotonic() - began
+            if self._answered.wait(NOBODY):
+                self._stop.wait(max(0.0, DRAWN - (time.monotonic() - self._asked)))
+            until = time.monotonic() + max(PAUSE, SHARE * took)
             while not self._stop.is_set() and self.read_next():
                 time.sleep(0.001)  # requests go first
                 if time.monotonic() > until and self.state.kind == "running":

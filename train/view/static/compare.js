@@ -1,12 +1,13 @@
 // Two rollouts side by side, from the token where they part.
 import { html, hooks, hrefOf } from "./base.js";
 import { ask } from "./source.js";
-import { COLOURS, Legend, Strip, TokenPane } from "./tokens.js";
+import { COLOURS, Legend, TokenPane } from "./tokens.js";
+import { Strip } from "./strip.js";
 import { Reward } from "./jobs.js";
 import { count, many, signed } from "./format.js";
 
 const { useEffect, useState } = hooks;
-//: Tokens shown before the one where they part.
+// Tokens shown before the one where they part.
 const LEAD = 24;
 
 export function Compare({ job, words, go }) {

@@ -2,7 +2,8 @@
 import { html, hooks, hrefOf } from "./base.js";
 import { BreakCard } from "./breaks.js";
 import { CallDetail, CallList, statusOf } from "./calls.js";
-import { COLOURS, Legend, Strip, summary, TokenPane } from "./tokens.js";
+import { COLOURS, Legend, summary, TokenPane } from "./tokens.js";
+import { Strip } from "./strip.js";
 import { Reward } from "./jobs.js";
 import { count, many, seconds } from "./format.js";
 
