@@ -99,19 +99,35 @@ class Plain:
     reasoning: bool
 
 
-def plain(messages: Iterable[Message]) -> Plain:
+class Growing:
+    """`plain` for the calls of one rollout: of a conversation that goes on only its new messages are made plain."""
+
+    def __init__(self) -> None:
+        self._given: list[Message] = []
+        self._made: list[Message] = []
+
+    def plain(self, messages: list[Message]) -> list[Message]:
+        """The messages of `plain`; they are shared with the calls before, so nobody may change them."""
+        known = len(self._given)
+        held = self._made if known and messages[:known] == self._given else []
+        self._made = held + plain(messages[len(held) :], first=not held).messages
+        self._given = messages
+        return self._made
+
+
+def plain(messages: Iterable[Message], *, first: bool = True) -> Plain:
     """Roles, text and tool calls only: `content` is always a string, nulls and the engine's own fields are gone.
 
     `developer` is `system`, a `system` message after the first place is a `user` message (templates refuse it there),
     parts are joined by a newline: BenchFlow's rules. Tool calls keep their arguments as the string they came in. Raises
-    `NotChat` (`not_text`) where a message holds an image or a sound.
+    `NotChat` (`not_text`) where a message holds an image or a sound. `first`: nothing came before them.
     """
     kept: list[Message] = []
     reasoning = False
     for message in messages:
         role = str(message.get("role"))
         role = _ROLES.get(role, role)
-        if role == "system" and kept:
+        if role == "system" and (kept or not first):
             role = "user"
         made: Message = {"role": role, "content": text_of(message.get("content"))}
         if role == "assistant":

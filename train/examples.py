@@ -10,7 +10,7 @@ from capture.journal import Call
 from capture.redact import redact_text, secrets_seen
 from capture.sequences import TRAINABLE_KINDS, Span, TokenSequence
 from train.branches import Followed, branch_lines, last_line, usable
-from train.chat import NotChat, answer_of, chat_of, plain
+from train.chat import Growing, NotChat, answer_of, chat_of, plain
 from train.formats import Exchange, Format, Origin, Tokens
 from train.heard import Heard
 from train.reasons import Tally
@@ -49,6 +49,7 @@ def exchanges(rollout: Rollout, origin: Origin, wanted: Wanted, tally: Tally) ->
         last = last_line(rollout)
         lines = set() if last is None else {last}
     followed: Callable[[Call], int] = Followed(rollout)
+    growing = Growing()
     for call in usable(rollout, tally):
         if lines is not None and call.line not in lines:
             continue
@@ -56,19 +57,19 @@ def exchanges(rollout: Rollout, origin: Origin, wanted: Wanted, tally: Tally) ->
             tally.leave_out("not_plain_sampling")
             continue
         try:
-            example = exchange_of(call, origin, followed(call), tally)
+            example = exchange_of(call, origin, followed(call), tally, growing)
         except NotChat as error:
             tally.leave_out(str(error))
             continue
         yield redacted(example) if wanted.redact else example
 
 
-def exchange_of(call: Call, origin: Origin, choice: int, tally: Tally) -> Exchange:
+def exchange_of(call: Call, origin: Origin, choice: int, tally: Tally, growing: Growing) -> Exchange:
     """One call as plain chat, with the reply that is its choice number `choice`. Raises `NotChat`."""
     chat = chat_of(call)
     if choice >= len(chat.replies):
         raise NotChat("no_assistant")
-    prompt, answer = plain(chat.messages), plain([chat.replies[choice].message])
+    prompt, answer = growing.plain(chat.messages), plain([chat.replies[choice].message])
     reply = answer.messages[0] | {"role": "assistant"}
     if not reply["content"].strip() and not reply.get("tool_calls"):
         raise NotChat("no_assistant")
@@ -87,7 +88,7 @@ def exchange_of(call: Call, origin: Origin, choice: int, tally: Tally) -> Exchan
         origin=origin,
         line=call.line,
         purpose=call.purpose,
-        messages=prompt.messages,
+        messages=prompt,
         reply=reply,
         tools=chat.tools,
         usage=usage if isinstance(usage, dict) else None,

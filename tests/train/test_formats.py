@@ -12,6 +12,7 @@ import pytest
 
 from tests.train.build import Line, conversation, make_job
 from tests.train.tool_calls import ARGUMENTS, BASH, WRITE, answered, call_message, sampled_count, tool_rollout
+from train.chat import Growing, plain
 from train.convert import Options, convert
 from train.errors import BadInput, NothingWritten, TrainError
 from train.formats import NAMES, find_format
@@ -341,3 +342,12 @@ def test_a_jsonl_file_is_no_verl_file(tmp_path: Path) -> None:
     (tmp_path / "rows.parquet").write_text("{}\n")
     with pytest.raises(BadInput, match="is no Parquet file that can be read"):
         list(read_rows(tmp_path / "rows.parquet", find_format("verl-sft")))
+
+
+def test_a_conversation_that_goes_on_is_made_plain_as_if_each_call_stood_alone() -> None:
+    """Only its new messages are looked at; another system prompt, or an edited message, begins anew."""
+    system, hi = {"role": "system", "content": None}, {"role": "user", "content": [{"text": "a"}, {"text": "b"}]}
+    late, tool = {"role": "developer", "content": "be brief"}, {"role": "tool", "tool_call_id": "c", "content": "ok"}
+    calls = [[system, hi], [system, hi, late, tool], [late, hi, tool], [hi], [hi, system], [hi, system, hi]]
+    growing = Growing()
+    assert [growing.plain(messages) for messages in calls] == [plain(messages).messages for messages in calls]
