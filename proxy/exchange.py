@@ -104,6 +104,9 @@ class Exchange(Sending):
             out = self._events(decoder.feed(data))
             if self._done and lingering.when() is None:
                 lingering.reschedule(asyncio.get_running_loop().time() + LINGER)
+            if self._done and self.reader is not None and self.reader.finished and self.reader.error is None:
+                self._held.insert(0, out)  # what came with the end goes out with it, as soon as the line is written
+                return True
             return not out or self.agent.push(out)
 
         async def room() -> None:

@@ -12,12 +12,18 @@ class Metrics:
         registry = self._registry = CollectorRegistry()
         self.calls = Counter("capture_calls", "Calls that ended, by outcome.", ["wire", "outcome"], registry=registry)
         self.tokens = Counter("capture_tokens", "Token ids recorded.", ["kind"], registry=registry)
+        self._prompt, self._completion = self.tokens.labels("prompt"), self.tokens.labels("completion")
+        self._ended: dict[tuple[str, str], Counter] = {}
         self.complete = Counter("capture_complete_calls", "Calls with every id and logprob.", registry=registry)
         self.incomplete = Counter(
             "capture_incomplete_calls", "Calls that lack ids or logprobs, by field and code.", ["field", "code"],
             registry=registry,
         )  # fmt: skip
-        self.in_flight = Gauge("capture_in_flight", "Calls that have begun and not ended.", registry=registry)
+        #: Calls that have begun and not ended; a plain number, for it changes twice a call.
+        self.running = 0
+        Gauge("capture_in_flight", "Calls that have begun and not ended.", registry=registry).set_function(
+            lambda: self.running
+        )
         self.journal_queue = Gauge("capture_journal_queue", "Lines that wait to be written.", registry=registry)
         self.journal_failures = Counter(
             "capture_journal_failures", "Lines that could not be written.", registry=registry
@@ -35,14 +41,17 @@ class Metrics:
 
     def count(self, wire: str, outcome: str, ttft_ms: float | None, capture: TokenCapture | None) -> None:
         """One call that ended."""
-        self.calls.labels(wire, outcome).inc()
+        ended = self._ended.get((wire, outcome))
+        if ended is None:
+            ended = self._ended[wire, outcome] = self.calls.labels(wire, outcome)
+        ended.inc()
         if ttft_ms is not None:
             self.ttft.observe(ttft_ms / 1000)
         if capture is None:
             return
         if capture.prompt_token_ids is not None:
-            self.tokens.labels("prompt").inc(len(capture.prompt_token_ids))
-        self.tokens.labels("completion").inc(
+            self._prompt.inc(len(capture.prompt_token_ids))
+        self._completion.inc(
             sum(len(choice.token_ids) for choice in capture.completions if choice.token_ids is not None)
         )
         if capture.complete:

@@ -43,8 +43,12 @@ class Relay:
         try:
             session = self.sessions.authorize(agent.headers, scope.get("capture.session"))
             raw = await agent.body(self.route.settings.max_body_mb << 20)
-            with session.call() as number, self.route.metrics.in_flight.track_inprogress():
-                await self.exchange(session, number, agent, Request.of(raw, session)).run()
+            with session.call() as number:
+                self.route.metrics.running += 1
+                try:
+                    await self.exchange(session, number, agent, Request.of(raw, session)).run()
+                finally:
+                    self.route.metrics.running -= 1
         except Refusal as refusal:
             await refuse(agent, session, refusal, self.dialect)
         except AgentLeft:
