@@ -173,12 +173,39 @@ def redact_text(text: str) -> str:
 
 
 def secrets_seen(*values: Any) -> list[str]:
-    """The kinds of secrets that seem to stand in the texts of `values`, sorted."""
-    text = "\n".join(_texts(list(values)))
+    """The kinds of secrets that seem to stand in the texts of `values`, sorted.
+
+    A conversation comes again with every call, so what was found in a long text is remembered by its hash.
+    """
+    seen: set[str] = set()
+    short: list[str] = []
+    for text in _texts(list(values)):
+        if len(text) < _LONG:
+            short.append(text)
+            continue
+        key = hash(text)
+        kinds = _looked_at.get(key)
+        if kinds is None:
+            if len(_looked_at) >= _MOST:
+                _looked_at.clear()
+            kinds = _looked_at[key] = _kinds(text)
+        seen |= kinds
+    seen |= _kinds("\n".join(short))
+    return sorted(seen)
+
+
+#: Texts of this many characters are looked at once; of so many of them is remembered what was found.
+_LONG: Final = 1024
+_MOST: Final = 10_000
+_looked_at: dict[int, frozenset[str]] = {}
+
+
+def _kinds(text: str) -> frozenset[str]:
+    """The kinds of secrets in one text, or in texts joined by line ends, over which no secret's beginning goes."""
     seen = {kind.name for kind in _KINDS if next(_found(text, kind), None) is not None} if _suspect(text) else set()
     if "://" in text and _URL_USER.search(text) is not None:
         seen.add("url_credentials")
-    return sorted(seen)
+    return frozenset(seen)
 
 
 def _suspect(text: str) -> bool:

@@ -101,7 +101,10 @@ class Reader:
                 return None
             self._last[0].update({name: chunk[name] for name in self.engine.on_last_chunk if name in chunk})
             return self.rest()
-        changed = self._strip(chunk) or cut
+        shown = cut and not self.hide.prompt
+        changed = self._strip(chunk) or (cut and not shown)
+        if shown and (changed or self.finished):
+            chunk = self._uncut(data)
         if self._keeps_last and self._last is None and self.finished:
             self._last = chunk, data  # what belongs on the last chunk comes with the count, which is not the agent's
             return None
@@ -144,7 +147,9 @@ class Reader:
         begins = self._regular
         if begins is not None and data.startswith(begins) and (found := self._take_parts(data, begins)) is not None:
             return {"choices": [{"index": 0, "delta": {found.field: found.text}, "finish_reason": None}]}
-        chunk = self._taken(data)[0]
+        chunk, cut = self._taken(data)
+        if cut and chunk is not None and not self.hide.prompt:
+            chunk = self._loads(data)
         if begins is None and chunk is not None and self.hide.logprobs and chunk.get("usage") is None:
             begins = self._opening(data)
             if begins is not None and parts(data, begins) is not None:
@@ -207,8 +212,10 @@ class Reader:
             self.error = whole
         self.sampled.take(whole)
         given = data
-        if self._mutes and (self._strip(whole) or cut):
-            given = self._dumps(whole, data)
+        if self._mutes:
+            shown = cut and not self.hide.prompt
+            if self._strip(whole) or (cut and not shown):
+                given = self._dumps(self._uncut(data) if shown else whole, data)
         self._whole = whole
         return given
 
@@ -219,7 +226,7 @@ class Reader:
 
         Sound because an unescaped quote cannot stand inside a JSON string: the key, as bytes, is always a key.
         """
-        if len(data) <= CUT_ABOVE or not self.hide.prompt or self.several_prompts:
+        if len(data) <= CUT_ABOVE or self.several_prompts:
             return data, False
         for key in _PROMPT_KEYS:
             start = data.find(key)
@@ -232,6 +239,12 @@ class Reader:
                 # Each of n choices may carry the same prompt.
                 return data.replace(data[start : closing + 1], data[start:opening] + b"null"), True
         return data, False
+
+    def _uncut(self, data: bytes) -> dict[str, Any]:
+        """What `data` holds, less what the agent did not ask for, where the prompt's ids are not among that."""
+        whole: dict[str, Any] = self._loads(data)
+        self._strip(whole)
+        return whole
 
     def _strip(self, body: dict[str, Any]) -> bool:
         """Takes out what the agent did not ask for; whether anything was."""

@@ -182,3 +182,12 @@ def test_what_an_anthropic_request_tells_the_model_stays_and_addresses_of_its_im
     assert kept["messages"][1] == body["messages"][1] and kept["messages"][0]["content"][1]["text"] == key
     answer = {"type": "message", "content": [{"type": "thinking", "thinking": key}, {"type": "text", "text": key}]}
     assert redact(answer) == answer
+
+
+def test_long_texts_are_found_again_and_beside_each_other() -> None:
+    key, filler = "sk-" + "Ab1" * 10, "the model wrote this and no more. " * 60
+    for _ in range(2):  # the second time from what is remembered
+        assert secrets_seen({"content": filler + key + filler}, {"content": filler}) == ["openai_key"]
+        assert secrets_seen({"content": filler}, [{"text": "http://me:pw@host/"}]) == ["url_credentials"]
+        assert secrets_seen({"content": filler}, {"content": key + filler}) == ["openai_key"]
+        assert secrets_seen({"content": filler}) == []

@@ -119,3 +119,43 @@ def test_streams_of_any_making(chunks: list[tuple[dict[str, Any], bool, int, int
     events.append(written({**HEAD, "choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}, False))
     with pytest.MonkeyPatch.context() as patch:
         both_ways(events, patch)
+
+
+@pytest.mark.parametrize("asked", [{}, {"return_token_ids": True}, {"return_token_ids": True, "logprobs": True}])
+@pytest.mark.parametrize("more", [{}, {"n": 2}, {"stream_options": {"include_usage": True}}])
+def test_long_prompts_are_cut_out_or_parsed_to_the_same(
+    asked: dict[str, Any], more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the agent asked for them, and where they come with a chunk of which something is taken out."""
+    prompt = list(range(9000))
+    entry = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}
+    role = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+    said = {**role, "delta": {"content": "a"}, "logprobs": {"content": [entry]}, "token_ids": [7]}
+    counted = {"usage": {"prompt_tokens": 9000, "completion_tokens": 1}, "system_fingerprint": "x"}
+    over = {"finish_reason": "stop"}
+    streams = [
+        [{**HEAD, "choices": [role], "prompt_token_ids": prompt}, {**HEAD, "choices": [{**said, **over}]}],
+        [{**HEAD, "choices": [said], "prompt_token_ids": prompt}, {**HEAD, "choices": [{**role, **over}]}],
+        [{**HEAD, "choices": [{**said, "finish_reason": "stop"}], "prompt_token_ids": prompt}],
+        [{**HEAD, "choices": [{**said, "prompt_token_ids": prompt}]}],
+    ]  # fmt: skip
+    body = {**BODY, **asked, **more}
+    for chunks in streams:
+        events = [written(one, False) for one in (*chunks, {**HEAD, "choices": [], **counted})]
+        cut = told(events, body)
+        with monkeypatch.context() as patch:
+            patch.setattr(readers, "CUT_ABOVE", 1 << 30)
+            assert cut == told(events, body)
+    unstreamed = {**body, "stream": False}
+    message = {"role": "assistant", "content": "a"}
+    whole = written(
+        {**HEAD, "choices": [{**said, "delta": None, "message": message}], "prompt_token_ids": prompt, **counted}, False
+    )
+    answers = []
+    for above in (readers.CUT_ABOVE, 1 << 30):
+        with monkeypatch.context() as patch:
+            patch.setattr(readers, "CUT_ABOVE", above)
+            vllm = engine("vllm")
+            reader: Reader = vllm.reader(CHAT, unstreamed, vllm.ask(CHAT, unstreamed, Wants()))
+            answers.append((reader.body(whole), reader.capture("ok", status=200), reader.assembled()))
+    assert answers[0] == answers[1]
