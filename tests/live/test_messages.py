@@ -12,6 +12,9 @@ from proxy import Settings, serve
 from tests.live.conftest import LiveEngine
 from tests.proxy.messages_cases import CASES
 
+#: The first test waits for the engine, which takes more than five minutes on a busy machine.
+pytestmark = pytest.mark.timeout(700)
+
 
 @pytest.mark.parametrize("name", CASES)
 async def test_anthropics_client_on_vllm(vllm: LiveEngine, tmp_path: Path, name: str) -> None:
