@@ -11,8 +11,9 @@ from typing import Any, ClassVar, Final
 import orjson
 
 from proxy.dialects.base import Dialect, Earlier, Translated
+from proxy.dialects.messages_errors import error_object, status_of
 from proxy.dialects.messages_history import History, arguments_name
-from proxy.dialects.messages_reply import MessageReply, answer_of, error_object, status_of, written
+from proxy.dialects.messages_reply import MessageReply, answer_of, written
 from proxy.errors import Refusal
 
 #: Fields that mean the same in chat.

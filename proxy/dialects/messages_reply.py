@@ -9,23 +9,12 @@ import msgspec
 import orjson
 
 from proxy.dialects.base import Reply
-from proxy.dialects.faults import own_fault, too_long
+from proxy.dialects.messages_errors import error_object
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 
-#: Anthropic's error types by status; what is not here is an `api_error`, as their SDKs read any 5xx.
-ERROR_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    402: "billing_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    504: "timeout_error",
-    529: "overloaded_error",
-}
+_DELTA = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":'
 
 
 class MessageReply(Reply):
@@ -39,6 +28,7 @@ class MessageReply(Reply):
         self._started = False
         self._index = -1
         self._kind: str | None = None
+        self._text_head = b""
         self._tools: dict[int, int] = {}  # the engine's index of a tool call -> the block's
         self._arguments: list[str] = []
         self._thought: list[str] = []
@@ -49,6 +39,8 @@ class MessageReply(Reply):
     # a stream
 
     def chunk(self, chunk: dict[str, Any]) -> bytes:
+        if self._kind == "text" and (more := more_text(chunk)):  # nearly all there is
+            return self._text_head + _json(more) + b"}}\n\n"
         out = b"" if self._started else self._start(chunk)
         usage = chunk.get("usage")
         if isinstance(usage, dict):
@@ -134,17 +126,15 @@ class MessageReply(Reply):
         out = self._close()
         self._kind = kind
         self._index += 1
+        if kind == "text":
+            self._text_head = _DELTA % self._index + b'{"type":"text_delta","text":'
         return out + (
             b'event: content_block_start\ndata: {"type":"content_block_start","index":%d,"content_block":%b}\n\n'
             % (self._index, block)
         )
 
     def _fill(self, head: bytes, text: str, index: int | None = None) -> bytes:
-        return b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":%b%b}}\n\n' % (
-            self._index if index is None else index,
-            head,
-            _json(text),
-        )
+        return _DELTA % (self._index if index is None else index) + head + _json(text) + b"}}\n\n"
 
     def _close(self) -> bytes:
         if self._kind is None:
@@ -212,6 +202,19 @@ class MessageReply(Reply):
         if matched is None and self.matched_stop is not None:
             return "stop_sequence", self.matched_stop or None
         return ("tool_use" if arguments is not None or finish == "tool_calls" else "end_turn"), None
+
+
+def more_text(chunk: dict[str, Any]) -> str | None:
+    """The text of a chunk that holds nothing else."""
+    choices = chunk.get("choices")
+    choice = choices[0] if type(choices) is list and len(choices) == 1 else None
+    if type(choice) is not dict or choice.get("finish_reason") is not None or choice.get("index"):
+        return None
+    delta = choice.get("delta")
+    if type(delta) is not dict or len(delta) != 1 or chunk.get("usage") is not None:
+        return None
+    text = delta.get("content")
+    return text if type(text) is str else None
 
 
 def answer_of(body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -286,20 +289,6 @@ def usage_of(usage: Any) -> dict[str, Any]:
         "cache_read_input_tokens": cached,
         "output_tokens": _count(usage.get("completion_tokens")),
     }
-
-
-def status_of(status: int, message: str) -> int:
-    """Statuses as Anthropic's: 422 is 400, and a busy engine's 503 is 529, which its clients wait for. What no second
-    call can help is 400 too."""
-    return 400 if own_fault(message) else {422: 400, 503: 529}.get(status, status)
-
-
-def error_object(status: int, message: str) -> dict[str, Any]:
-    """An error as Anthropic says it; its clients know a prompt that is too long by their own words for it."""
-    if too_long(message):
-        message = f"prompt is too long: {message}"
-    kind = ERROR_TYPES.get(status_of(status, message), "api_error")
-    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def message_id(body: dict[str, Any]) -> str:
