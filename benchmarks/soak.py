@@ -67,7 +67,7 @@ def main() -> None:
     ask.add_argument("--seconds", type=float, default=600)
     ask.add_argument("--sessions", type=int, default=256, help="that are open at any time")
     ask.add_argument("--seed", type=int, default=6)
-    ask.add_argument("--patience", type=float, default=6, help="seconds that the proxy waits for a silent engine")
+    ask.add_argument("--patience", type=float, default=20, help="seconds that the proxy waits for a silent engine")
     ask.add_argument("--keep", type=Path, help="a folder for the journals; by default they are removed at the end")
     options = ask.parse_args()
     folder = options.keep or Path(tempfile.mkdtemp(prefix="soak-"))

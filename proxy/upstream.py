@@ -31,6 +31,8 @@ IDLE_EXPIRY = 3.0
 CLOSED_AT_ONCE = 1.0
 #: An answer read whole is at most this large; a compressed one of a few MiB could otherwise take all memory.
 LARGEST = 1 << 30
+#: A timer that comes so much later than it was set for says that the process was stopped, or had no CPU.
+LATE = 0.5
 #: Reading stops when this much waits for an agent that reads slowly, and goes on at half of it.
 HIGH_WATER = 1 << 20
 
@@ -284,7 +286,7 @@ class _Connection(asyncio.Protocol):
         self._busy = True
         self._lost = None
         self._timeouts = timeouts
-        self._last_data = self._loop.time()
+        self._last_data = self._due = self._loop.time()
         self._watch()
         self._transport.writelines(wire)
         while not self._head:
@@ -301,12 +303,19 @@ class _Connection(asyncio.Protocol):
         left = self._last_data + bound - self._loop.time()
         if self._paused:  # it is the agent who is slow
             left = bound
+        now = self._loop.time()
+        if (
+            left <= 0 and now - self._due > LATE
+        ):  # it is this process that stood still: what came meanwhile is read first
+            left = LATE
         if left <= 0:
             what = "sent nothing more" if self._head else "did not begin to answer"
             self._fail(UpstreamTimeout(f"the engine {what} within {bound:g} s"))
             self.drop()
             return
-        self._timer = self._loop.call_later(min(left, max(0.05, self._timeouts.idle)), self._watch)
+        wait = min(left, max(0.05, self._timeouts.idle))
+        self._due = now + wait
+        self._timer = self._loop.call_later(wait, self._watch)
 
     async def chunks(self) -> AsyncIterator[bytes]:
         while await self._more():

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import signal
 import socket
 import struct
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -30,6 +32,7 @@ from tests.proxy.fake_engine import (
     whole,
 )
 from tests.proxy.raw import exchange, post, statuses
+from tests.proxy.test_kill import start_proxy
 
 CHAT: dict[str, Any] = {"model": "my-policy", "messages": [{"role": "user", "content": "Name two colours."}]}
 STREAMED = {**CHAT, "stream": True}
@@ -510,3 +513,24 @@ async def test_an_engine_that_comes_back_as_another_is_recorded_as_what_it_is(
             await second.__aexit__()
         assert (call.engine, call.outcome) == ("sglang", "ok")
         assert call.capture is not None and call.capture.complete and replica.buffered == set()
+
+
+async def test_a_proxy_that_stood_still_reads_what_came_meanwhile_before_it_blames_the_engine(tmp_path: Path) -> None:
+    """A machine that is suspended, or has no CPU to give: the engine sent in time, the proxy's clock ran on."""
+    async with FakeEngine(replays(STREAM, size=400, pause=0.15)) as engine:
+        proxy, base_url = start_proxy(engine.url, tmp_path, "--idle-timeout", "1.5")
+        try:
+            async with httpx.AsyncClient(base_url=base_url, timeout=30) as client:
+                sending = asyncio.ensure_future(client.post("/chat/completions", json=STREAMED))
+                while not engine.calls:
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.3)
+                proxy.send_signal(signal.SIGSTOP)
+                await asyncio.sleep(3)
+                proxy.send_signal(signal.SIGCONT)
+                got = await sending
+        finally:
+            proxy.send_signal(signal.SIGCONT)
+            proxy.kill()
+            proxy.communicate()
+    assert got.content.endswith(b"data: [DONE]\n\n") and b'"error"' not in got.content
