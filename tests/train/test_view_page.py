@@ -96,6 +96,7 @@ def test_a_job_is_filtered_sorted_and_a_rollout_opened(page: Page, address: str)
     page.get_by_role("checkbox", name="groups").uncheck()
     page.get_by_role("button", name="Tokens").click()
     expect(page.locator("th.c-tokens")).to_have_attribute("aria-sort", "ascending")
+    expect(rows.get_by_text("reading…")).to_have_count(0)
     counts = [int(text) for text in rows.locator("td.c-tokens").all_inner_texts()]
     assert counts == sorted(counts) and counts[0] > 0
     name = rows.first.get_by_role("link").inner_text()
