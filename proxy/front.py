@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import logging
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -91,6 +92,9 @@ class Directory:
 def start(settings: Settings) -> int:
     """Runs the proxy with its workers; the exit code. Raises `ProxyError` where it cannot begin."""
     settings.check()
+    made_key = settings.admin_port is not None and settings.admin_key is None
+    if made_key:  # before the fork: all workers ask for the same
+        settings.admin_key = secrets.token_urlsafe(24)
     listening = bind([settings.host, *settings.more_hosts], settings.port)
     port = int(listening[0].getsockname()[1])
     folder = Path(tempfile.mkdtemp(prefix="capture-proxy-"))
@@ -106,7 +110,7 @@ def start(settings: Settings) -> int:
                 _work(settings, Place(index, port, Channel(theirs), admin))
             theirs.close()
             ours.append((pid, end, admin))
-        return run(_front(settings, listening, port, ours))
+        return run(_front(settings, listening, port, ours, made_key))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -123,7 +127,11 @@ def _work(settings: Settings, place: Place) -> None:
 
 
 async def _front(
-    settings: Settings, listening: list[socket.socket], port: int, ours: list[tuple[int, socket.socket, Path]]
+    settings: Settings,
+    listening: list[socket.socket],
+    port: int,
+    ours: list[tuple[int, socket.socket, Path]],
+    made_key: bool,
 ) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -146,7 +154,8 @@ async def _front(
             sockets = bind([settings.admin_host], settings.admin_port, option="--admin-port")
             admin_server = QuietServer(uvicorn_config(FrontAdmin(workers, front.directory).app(), settings))
             serving = asyncio.ensure_future(admin_server.serve(sockets=sockets))
-            log.info("admin: http://%s:%d", in_url(settings.admin_host), sockets[0].getsockname()[1])
+            told = f" (key {settings.admin_key})" if made_key else ""
+            log.info("admin: http://%s:%d%s", in_url(settings.admin_host), sockets[0].getsockname()[1], told)
         front.open()
         lost = await front.until(stop)
         if lost is not None:

@@ -34,7 +34,7 @@ class Running:
         self.out = out
         self.said: list[str] = []
         self.port = 0
-        self.admin = ""
+        self.admin = self.made_key = ""
 
     async def hear(self) -> None:
         assert self.process.stderr is not None
@@ -49,7 +49,7 @@ class Running:
                     if "agents: http://127.0.0.1:" in line:
                         self.port = int(line.split("agents: http://127.0.0.1:")[1].split("/")[0])
                     if "admin: " in line:
-                        self.admin = line.split("admin: ")[1].strip()
+                        self.admin, _, self.made_key = line.split("admin: ")[1].strip(" )\n").partition(" (key ")
                 await asyncio.sleep(0.02)
 
     def workers(self) -> list[int]:
@@ -75,11 +75,11 @@ class Running:
 
 
 @asynccontextmanager
-async def proxies(upstream: str, out: Path, *more: str) -> AsyncIterator[Running]:
+async def proxies(upstream: str, out: Path, *more: str, key: str | None = "boss") -> AsyncIterator[Running]:
     command = [sys.executable, "-m", "proxy", "--upstream", upstream, "--out", str(out), "--port", "0", "--no-probe"]
     process = await asyncio.create_subprocess_exec(
-        *command, "--admin-port", "0", "--admin-key", "boss", "--workers", "2", *more, stderr=asyncio.subprocess.PIPE,
-        cwd=Path(__file__).parents[2],
+        *command, "--admin-port", "0", *(["--admin-key", key] if key else []), "--workers", "2", *more,
+        stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     running = Running(process, out)
     hearing = asyncio.ensure_future(running.hear())
@@ -251,6 +251,15 @@ async def test_a_journal_that_another_process_writes_is_said_once(tmp_path: Path
         )
         _, said = await asyncio.wait_for(second.communicate(), 30)
         assert second.returncode == 2 and said.decode().count("a journal has one writer") == 1
+
+
+async def test_admin_routes_of_workers_have_a_key_where_none_was_given(tmp_path: Path) -> None:
+    async with FakeEngine(replays(PLAIN)) as engine, proxies(engine.url, tmp_path, key=None) as proxy:
+        async with httpx.AsyncClient(timeout=30) as client:
+            body = {"name": "mine", "journal": str(tmp_path / "mine.jsonl")}
+            assert (await client.post(f"{proxy.admin}/sessions", json=body)).status_code == 401
+            client.headers["authorization"] = f"Bearer {proxy.made_key}"
+            assert (await client.post(f"{proxy.admin}/sessions", json=body)).status_code == 201
 
 
 def test_whose_a_request_is() -> None:
