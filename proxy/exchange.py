@@ -200,9 +200,8 @@ class Exchange(Sending):
             return data
 
     async def _side_questions(self) -> None:
-        replica = self.session.replica
-        if self.session.capture and self.engine is not None and self.reader is not None and replica is not None:
-            await replica.answer_questions(self.engine, self.reader)
+        if self.session.capture and self.engine is not None and self.reader is not None and self.replica is not None:
+            await self.replica.answer_questions(self.engine, self.reader)
 
     async def _error(self, response: Response) -> None:
         data = self._scrub(await response.read())
@@ -221,8 +220,7 @@ class Exchange(Sending):
             log.warning("session %s: the engine refused our key (401); check --upstream-key", self.session.name)
 
     def _scrub(self, data: bytes) -> bytes:
-        replica = self.session.replica
-        return data if replica is None else replica.scrub(data)
+        return data if self.replica is None else self.replica.scrub(data)
 
     def _scrubbed(self, data: bytes) -> bytes:
         """An answer, or one event of it: cleaned where it holds an error, for model text is never changed."""
@@ -231,8 +229,8 @@ class Exchange(Sending):
     def _engine_failed(self, error: UpstreamError, status: int | None = None) -> None:
         log.warning("session %s, call %d: %s", self.session.name, self.facts.number, error)
         self.session.tally.last_error = str(error)
-        if isinstance(error, UpstreamBroke) and self.session.replica is not None:
-            self.session.replica.doubted = True  # an engine that died may come back as another
+        if isinstance(error, UpstreamBroke) and self.replica is not None:
+            self.replica.doubted = True  # an engine that died may come back as another
         began = self.agent.started and self.reader is not None and self.reader.began
         self.facts.outcome = "truncated" if began else "error"
         self.facts.failure = str(error)

@@ -48,6 +48,8 @@ async def probe(replica: Replica, settings: Settings) -> str:
     engine = await replica.identify()
     name = f"{engine.name} {replica.version}" if replica.version else engine.name
     if engine.name == "other":
+        if replica.doubted:
+            raise UpstreamError("a gateway answers, its engine does not")
         return "no engine known to return token ids; calls are recorded with text and usage (name it with --engine)"
     if not settings.capture:
         return f"{name}; capture is off"

@@ -68,15 +68,15 @@ class Replica:
             return self.engine
         async with self._detecting:
             if self.engine is None or self.doubted:
-                name, version = self.engine_name, None
+                name, version, unsure = self.engine_name, None, False
                 if name in ("auto", "vllm", "sglang", "llamacpp"):
-                    seen, version = await self._look()
+                    seen, version, unsure = await self._look()
                     name = seen if name == "auto" else name
                 if self.engine is not None and (self.engine.name, self.version) != (name, version):
                     log.warning("%s is another engine now: %s %s", self.label, name, version or "")
                     self.buffered.clear()
                     self.streams_anyway.clear()
-                self.engine, self.version, self.doubted = engine(name), version, False
+                self.engine, self.version, self.doubted = engine(name), version, unsure
         return self.engine
 
     def is_down(self) -> None:
@@ -99,19 +99,24 @@ class Replica:
             await asyncio.gather(self._asking, return_exceptions=True)
         await self.client.close()
 
-    async def _look(self) -> tuple[str, str | None]:
+    async def _look(self) -> tuple[str, str | None, bool]:
+        """Name, version, and whether to ask again at the next call: a gateway may answer before its engine does."""
         answers: dict[str, Any] = {}
+        status = 0
         self.sampling_defaults = None
         for path in ("/version", "/get_model_info", "/server_info", "/props", "/v1/models"):
-            answers[path] = await self.get_json(path)
+            status, answers[path] = await self._answer("GET", path, None)
             found = detect(answers)
             if found is not None:
                 self.sampling_defaults = sampling_defaults(answers)
-                return found
-        return "other", None
+                return *found, False
+        return "other", None, status >= 500
 
     async def get_json(self, path: str, *, method: str = "GET", body: Any = None) -> Any:
         """The JSON an engine answers on a side route, or None where it has no such route."""
+        return (await self._answer(method, path, body))[1]
+
+    async def _answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
         payload = b"" if body is None else orjson.dumps(body)
         response = await self.client.send(method, path, self.auth([(b"accept", b"application/json")], payload), payload)
         try:
@@ -119,11 +124,11 @@ class Replica:
         finally:
             response.close()
         if response.status != 200:
-            return None
+            return response.status, None
         try:
-            return orjson.loads(data)
+            return 200, orjson.loads(data)
         except orjson.JSONDecodeError:
-            return None
+            return 200, None
 
     async def answer_questions(self, engine: Engine, reader: Reader) -> None:
         """Asks what the engine's answer does not say and its other routes do (llama.cpp: the prompt's ids)."""

@@ -55,6 +55,8 @@ class Sending:
         self.facts.retry_of = session.retries.of(request.fingerprint, request.body, agent.header(REQUEST_ID))
         self.reader: Reader | None = None
         self.ask: Ask | None = None
+        #: Where this call went. The session's may be another by now: its calls overlap, and one may find it down.
+        self.replica: Replica | None = None
         self.engine: Engine | None = None
         self.plan = Plan()
         self._made: tuple[Engine, Wants, Ask] | None = None
@@ -66,6 +68,7 @@ class Sending:
             replica = self.session.route(tried)
             if replica is None:
                 raise UpstreamUnreachable("the engine cannot be reached; is it up?")
+            self.replica = replica
             try:
                 self.engine = await replica.identify()
                 self.facts.sent_to(replica)
@@ -83,8 +86,7 @@ class Sending:
         wants = self._wants(replica)
         response = await self._bridged(replica, engine, wants)
         while response.status in (400, 422) and self.ask is not None and self.ask.injected:
-            said = replica.scrub(await response.read())
-            response.close()
+            said = await _said(replica, response)
             in_stream = self.request.streams and not self.ask.unstreamed
             if in_stream and engine.refused(self.ask, response.status, loads(said)):
                 wants = replace(wants, buffered=True)
@@ -112,8 +114,7 @@ class Sending:
         token_in.require(self.plan)
         response = await self._post(replica, engine, wants)
         if self.plan.prompt is not None and response.status in (400, 413, 422, 500):
-            self.plan.drop("engine_refused", refusal_text(replica.scrub(await response.read())))
-            response.close()
+            self.plan.drop("engine_refused", refusal_text(await _said(replica, response)))
             token_in.require(self.plan)
             response = await self._post(replica, engine, wants)
         return response
@@ -177,7 +178,7 @@ class Sending:
 
         Where that loses them too (an engine that knows no ids at all), agents get their streams back.
         """
-        replica, ask, wire = self.session.replica, self.ask, self.route.wire
+        replica, ask, wire = self.replica, self.ask, self.route.wire
         if replica is None or ask is None or capture is None or not self.request.streams or self.facts.outcome != "ok":
             return
         lost = next((why.code for why in capture.unavailable.values() if why.code in LOST_IN_STREAMS), None)
@@ -198,3 +199,11 @@ class Sending:
         if self.facts.capture_failed is None:
             log.exception("session %s, call %d: the answer could not be read", self.session.name, self.facts.number)
         self.facts.capture_failed = f"{type(error).__name__}: {error}"
+
+
+async def _said(replica: Replica, response: Response) -> bytes:
+    """A refusal that does not go on to the agent; its connection is free again, also where the agent leaves now."""
+    try:
+        return replica.scrub(await response.read())
+    finally:
+        response.close()

@@ -281,9 +281,9 @@ class Sessions:
     async def close(self, session_id: str) -> dict[str, Any]:
         session = self.get(session_id)
         await session.close(self._grace)
-        session.replicas.leave(session.replica)
         self._by_id.pop(session.id, None)
-        if self._by_key.pop(_digest(session.api_key), None) is not None:
+        if self._by_key.pop(_digest(session.api_key), None) is not None:  # else it was closed twice at once
+            session.replicas.leave(session.replica)
             self.calls += session.tally.calls
             self.complete_calls += session.tally.complete_calls
         return session.state()

@@ -534,3 +534,59 @@ async def test_a_proxy_that_stood_still_reads_what_came_meanwhile_before_it_blam
             proxy.kill()
             proxy.communicate()
     assert got.content.endswith(b"data: [DONE]\n\n") and b'"error"' not in got.content
+
+
+async def test_a_gateway_whose_engine_is_still_loading_does_not_pass_for_an_engine(started: Started) -> None:
+    """Nothing that it answers meanwhile says what the engine is; the first call that is answered is captured."""
+    async with FakeEngine(answers(502, b"<html>Bad Gateway</html>"), replays(PLAIN)) as engine:
+        side, engine._side = engine._side, lambda path: whole(502, b"<html>Bad Gateway</html>")  # type: ignore[method-assign]
+        async with started(engine.url) as bench:
+            assert (await bench.client.post("/chat/completions", json=CHAT)).status_code == 502
+            engine._side = side  # type: ignore[method-assign]
+            assert (await bench.client.post("/chat/completions", json=CHAT)).status_code == 200
+            call = bench.calls()[-1]
+    assert call.engine == "vllm" and call.capture is not None and call.capture.complete
+
+
+async def test_a_call_stays_with_its_own_engine_when_its_session_moves_to_another(started: Started) -> None:
+    """Calls of a session overlap: one that finds the engine down must not make another's error name its address."""
+    asked, moved = asyncio.Event(), asyncio.Event()
+
+    async def late(seen: Seen) -> AsyncIterator[bytes]:
+        asked.set()
+        await moved.wait()
+        yield whole(500, {"error": {"message": f"no room at 127.0.0.1:{one.port}", "code": 500}})
+
+    async with FakeEngine(late) as one, FakeEngine(replays(PLAIN)) as two, started(one.url, two.url) as bench:
+        first = asyncio.ensure_future(bench.client.post("/chat/completions", json=CHAT))
+        await asked.wait()
+        session = bench.proxy.sessions.default
+        assert session is not None and session.replica is not None
+        session.replica.down = True
+        assert (await bench.client.post("/chat/completions", json=CHAT)).status_code == 200
+        moved.set()
+        answer = await first
+        calls = bench.calls()
+    assert answer.status_code == 500 and "no room at ***" in answer.text
+    assert {call.metadata["call"]: call.metadata["upstream"] for call in calls} == {0: "replica-0", 1: "replica-1"}
+    assert str(one.port) not in bench.journal.read_text()
+
+
+async def test_an_agent_that_leaves_while_a_refusal_is_read_leaves_no_connection_behind(started: Started) -> None:
+    refusing = asyncio.Event()
+
+    async def half(seen: Seen) -> AsyncIterator[bytes]:
+        yield b"HTTP/1.1 400 X\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{"
+        refusing.set()
+        await seen.gone.wait()
+
+    async with FakeEngine(half) as engine, started(engine.url) as bench:
+        call = asyncio.ensure_future(bench.client.post("/chat/completions", json=CHAT))
+        await refusing.wait()
+        await asyncio.sleep(0.05)
+        call.cancel()
+        [recorded] = await bench.recorded()
+        async with asyncio.timeout(5):
+            while open_connections(bench):
+                await asyncio.sleep(0.01)
+    assert recorded.outcome == "aborted"
