@@ -37,7 +37,7 @@ bench-short: $(VENV)/.dev  ## what a call and a chunk cost beside nginx, under a
 
 soak: $(VENV)/.dev  ## endurance, ten minutes: every call in three books that must agree (SECONDS=60 SESSIONS=64: less)
 	@$(BIN)/python -m benchmarks.soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SESSIONS),--sessions $(SESSIONS)) \
-		$(if $(PATIENCE),--patience $(PATIENCE))
+		$(if $(PATIENCE),--patience $(PATIENCE)) $(if $(SLACK),--slack-mib $(SLACK))
 
 chaos: $(VENV)/.dev  ## kill -9, a full disk, a clock that is set, and more, done to a proxy at work (ROUNDS=2: fewer kills)
 	@$(BIN)/python -m benchmarks.chaos $(if $(ROUNDS),--rounds $(ROUNDS))
