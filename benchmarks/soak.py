@@ -70,7 +70,7 @@ def main() -> None:
     ask.add_argument("--patience", type=float, default=20, help="seconds that the proxy waits for a silent engine")
     ask.add_argument(
         "--slack-mib", type=float, default=0,
-        help="memory that may be more at the end besides the 10 %%: a short run has not seen all that the allocator keeps",
+        help="memory that may be more at the end besides the 10 %%: in a short run the allocator is not yet full",
     )  # fmt: skip
     ask.add_argument("--keep", type=Path, help="a folder for the journals; by default they are removed at the end")
     options = ask.parse_args()
