@@ -11,7 +11,7 @@ import orjson
 from proxy.dialects.base import Dialect, Earlier, Reply, Translated
 from proxy.dialects.faults import own_fault
 from proxy.dialects.gemini_history import arguments_name, messages_of
-from proxy.dialects.gemini_reply import STATUSES, GeminiReply
+from proxy.dialects.gemini_reply import STATUSES, GeminiReply, message_of, objects
 from proxy.dialects.gemini_request import camel, chat_fields
 from proxy.errors import Refusal
 
@@ -64,10 +64,10 @@ class Gemini(Dialect):
 
     def keep(self, translated: Translated, chat: dict[str, Any], body: dict[str, Any]) -> Mapping[str, str | bytes]:
         """The arguments of calls as the model wrote them."""
-        message = (chat.get("choices") or [{}])[0].get("message") or {}
-        calls = message.get("tool_calls") or ()
         return {
-            arguments_name(str(call["id"])): call["function"]["arguments"]
-            for call in calls
-            if call.get("id") and isinstance((call.get("function") or {}).get("arguments"), str)
+            arguments_name(str(call["id"])): function["arguments"]
+            for call in objects(message_of(chat).get("tool_calls"))
+            if call.get("id")
+            and isinstance(function := call.get("function"), dict)
+            and isinstance(function.get("arguments"), str)
         }

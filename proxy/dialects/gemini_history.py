@@ -7,7 +7,6 @@ becomes a tool message, and what is left the user's message.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from typing import Any, Final
 
@@ -199,6 +198,6 @@ def _carried(part: dict[str, Any], path: str) -> str | None:
         data = base64.b64decode(sealed.translate({45: 43, 95: 47}) + "==")  # some clients write it for addresses
         if data.startswith(_CARRIED):
             return data[len(_CARRIED) :].decode("utf-8", "surrogatepass")
-    except (AttributeError, TypeError, binascii.Error, UnicodeDecodeError):
+    except (AttributeError, TypeError, ValueError):
         pass
     raise Refusal(400, f"`{path}.thoughtSignature` was not made here and cannot be read: leave it out")

@@ -51,12 +51,12 @@ class GeminiReply(Reply):
         if chunk.get("usage") is not None:
             self._usage = chunk["usage"]
         parts: list[Json] = []
-        choices = chunk.get("choices")
-        for choice in choices if isinstance(choices, list) else ():
-            if isinstance(choice, dict):
-                if isinstance(choice.get("delta"), dict):
-                    self._delta(choice["delta"], parts)
-                self._finish = choice.get("finish_reason") or self._finish
+        for choice in objects(chunk.get("choices")):
+            if choice.get("index"):
+                continue  # one answer: there is no second candidate
+            if isinstance(choice.get("delta"), dict):
+                self._delta(choice["delta"], parts)
+            self._finish = choice.get("finish_reason") or self._finish
         return _event(self._response(parts)) if parts else b""
 
     def _delta(self, delta: Json, parts: list[Json]) -> None:
@@ -99,7 +99,7 @@ class GeminiReply(Reply):
             parts.append(self._signed({"functionCall": {name: one for name, one in made.items() if one is not None}}))
         if not parts and (not self._said or self._unsigned):
             parts.append(self._signed({"text": ""}))
-        finish: Json = {"finishReason": _FINISHES.get(self._finish, "STOP")}
+        finish: Json = {"finishReason": _FINISHES.get(str(self._finish), "STOP")}
         if broken and self._finish != "length":
             finish = {
                 "finishReason": "MALFORMED_FUNCTION_CALL",
@@ -118,14 +118,11 @@ class GeminiReply(Reply):
     # a whole answer
 
     def whole(self, body: dict[str, Any]) -> dict[str, Any]:
-        choices = body.get("choices")
-        choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
-        told = choice.get("message")
-        message: Json = told if isinstance(told, dict) else {}
+        choice = choice_of(body)
         one = GeminiReply(body.get("model") or self.model, thoughts=self.thoughts)
         one.id, one._usage, one._finish = self.id, body.get("usage"), choice.get("finish_reason")
         parts: list[Json] = []
-        one._delta(message, parts)
+        one._delta(message_of(body), parts)
         rest, finish = one._rest()
         if one._finish is None:
             finish = {"finishReason": "OTHER"}  # it broke off
@@ -138,6 +135,21 @@ class GeminiReply(Reply):
             candidate |= finish
             made["usageMetadata"] = _usage(self._usage)
         return made
+
+
+def choice_of(body: Json) -> Json:
+    """The first choice of a completed chat body; empty where there is none."""
+    return next(iter(objects(body.get("choices"))), {})
+
+
+def message_of(body: Json) -> Json:
+    """The message of that choice."""
+    told = choice_of(body).get("message")
+    return told if isinstance(told, dict) else {}
+
+
+def objects(value: Any) -> list[Json]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def _event(value: Json) -> bytes:

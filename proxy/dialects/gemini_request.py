@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from proxy.errors import Refusal
@@ -27,6 +28,8 @@ _LEVELS: Final = {"MINIMAL": "minimal", "LOW": "low", "MEDIUM": "medium", "HIGH"
 _MODES: Final = {"AUTO": "auto", "VALIDATED": "auto", "MODE_UNSPECIFIED": "auto", "NONE": "none", "ANY": "required"}
 
 
+#: Google's clients write integers of 64 bits as texts.
+_COUNT: Final = re.compile(r"[0-9]{1,19}")
 #: Below these stand keys that are the agent's own.
 _FREE: Final = frozenset("args response properties parametersJsonSchema responseJsonSchema _responseJsonSchema".split())
 
@@ -92,7 +95,7 @@ def _thinking(thinking: dict[str, Any]) -> dict[str, Any]:
         raise Refusal(400, f"`generationConfig.thinkingConfig.{name}` is not served here")
     level, budget = thinking.get("thinkingLevel"), thinking.get("thinkingBudget")
     if level not in (None, "THINKING_LEVEL_UNSPECIFIED"):
-        if level not in _LEVELS:
+        if not isinstance(level, str) or level not in _LEVELS:
             raise Refusal(400, f"`generationConfig.thinkingConfig.thinkingLevel` {level!r} is not known here")
         return {"reasoning_effort": _LEVELS[level]}
     if budget in (None, -1):
@@ -120,10 +123,12 @@ def _tools(body: dict[str, Any], dropped: list[str]) -> dict[str, Any]:
         return {}
     config = _object(_object(body.get("toolConfig"), "toolConfig").get("functionCallingConfig"), "toolConfig")
     mode = config.get("mode") or "AUTO"
-    if mode not in _MODES:
+    if not isinstance(mode, str) or mode not in _MODES:
         raise Refusal(400, f"`toolConfig.functionCallingConfig.mode` {mode!r} is not known here")
     allowed = config.get("allowedFunctionNames")
     if allowed:
+        if not isinstance(allowed, list):
+            raise Refusal(400, "`toolConfig.functionCallingConfig.allowedFunctionNames` has to be a list of names")
         functions = [one for one in functions if one["function"]["name"] in allowed]
     fields: dict[str, Any] = {"tools": functions}
     if config.get("mode"):
@@ -159,7 +164,7 @@ def json_schema(schema: Any) -> Any:
             made["properties"] = {key: json_schema(below) for key, below in value.items()}
         elif name in ("items", "anyOf", "prefixItems", "additionalProperties"):
             made[name] = json_schema(value)
-        elif name.startswith(("min", "max")) and isinstance(value, str) and value.isdigit():
+        elif name.startswith(("min", "max")) and isinstance(value, str) and _COUNT.fullmatch(value):
             made[name] = int(value)
         elif name not in ("nullable", "propertyOrdering"):
             made[name] = value

@@ -59,11 +59,12 @@ class ResponsesReply(Reply):
             self._usage = chunk["usage"]
         choices = chunk.get("choices")
         for choice in choices if isinstance(choices, list) else ():
-            if isinstance(choice, dict):
+            if isinstance(choice, dict) and not choice.get("index"):  # one answer: a response has no second choice
                 delta = choice.get("delta")
                 if isinstance(delta, dict):
                     self._delta(delta, choice.get("logprobs"), out)
-                self._finish = choice.get("finish_reason") or self._finish
+                finish = choice.get("finish_reason")
+                self._finish = str(finish) if finish else self._finish
         return out[0] if len(out) == 1 else b"".join(out)
 
     def end(self) -> bytes:
@@ -310,7 +311,7 @@ def _as_chunk(choice: Json) -> Json:
     message = choice.get("message")
     delta: Json = dict(message) if isinstance(message, dict) else {}
     delta["tool_calls"] = [{**call, "index": at} for at, call in enumerate(_dicts(delta.get("tool_calls")))]
-    return {**choice, "delta": delta}
+    return {**choice, "index": 0, "delta": delta}
 
 
 def _dicts(value: Any) -> list[Json]:
