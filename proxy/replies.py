@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from typing import Any
 
@@ -32,14 +31,6 @@ def loads(data: bytes) -> Any:
     with suppress(orjson.JSONDecodeError):
         return orjson.loads(data)
     return None
-
-
-def dumps(value: Any) -> bytes:
-    """JSON, also of integers beyond 64 bits."""
-    try:
-        return orjson.dumps(value)
-    except TypeError:
-        return json.dumps(value, separators=(",", ":")).encode()
 
 
 def refusal_text(data: bytes) -> str:

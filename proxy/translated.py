@@ -13,10 +13,11 @@ from capture.sse import Event
 from proxy.agent import Agent, reply_headers
 from proxy.dialects.base import Dialect, Reply
 from proxy.dialects.base import Translated as Translation
+from proxy.dialects.chat import dumps
 from proxy.errors import Refusal, UpstreamBroke, UpstreamError
 from proxy.exchange import Exchange
 from proxy.line import In, journal_line
-from proxy.replies import JSON_HEADERS, SSE_HEADERS, dumps, error_text, loads
+from proxy.replies import JSON_HEADERS, SSE_HEADERS, error_text, loads
 from proxy.requests import Request
 from proxy.sending import Route
 from proxy.sessions import Session

@@ -9,9 +9,10 @@ from typing import Any, ClassVar, Final
 import orjson
 
 from proxy.dialects.base import Dialect, Earlier, Reply, Translated
+from proxy.dialects.chat import arguments_name, first_choice, objects
 from proxy.dialects.faults import own_fault
-from proxy.dialects.gemini_history import arguments_name, messages_of
-from proxy.dialects.gemini_reply import STATUSES, GeminiReply, message_of, objects
+from proxy.dialects.gemini_history import messages_of
+from proxy.dialects.gemini_reply import STATUSES, GeminiReply
 from proxy.dialects.gemini_request import camel, chat_fields
 from proxy.errors import Refusal
 
@@ -66,7 +67,7 @@ class Gemini(Dialect):
         """The arguments of calls as the model wrote them."""
         return {
             arguments_name(str(call["id"])): function["arguments"]
-            for call in objects(message_of(chat).get("tool_calls"))
+            for call in objects(first_choice(chat)[1].get("tool_calls"))
             if call.get("id")
             and isinstance(function := call.get("function"), dict)
             and isinstance(function.get("arguments"), str)

@@ -13,6 +13,7 @@ from typing import Any, Final
 import orjson
 
 from proxy.dialects.base import Earlier
+from proxy.dialects.chat import arguments_name
 from proxy.errors import Refusal
 
 Message = dict[str, Any]
@@ -28,11 +29,6 @@ _TEXT_KEYS: Final = ("output", "result")
 def signature(reasoning: str) -> str:
     """Reasoning as a `thoughtSignature`, which is base64."""
     return base64.b64encode(_CARRIED + reasoning.encode("utf-8", "surrogatepass")).decode()
-
-
-def arguments_name(call_id: str) -> str:
-    """Under which a session keeps the arguments of a call as they were sampled: here they are handed out parsed."""
-    return f"arguments of {call_id}"
 
 
 def messages_of(body: dict[str, Any], earlier: Earlier) -> list[Message]:

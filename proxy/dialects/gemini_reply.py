@@ -9,8 +9,8 @@ import orjson
 
 from capture.assemble import Assembler
 from proxy.dialects.base import Reply
+from proxy.dialects.chat import dumps, first_choice, objects
 from proxy.dialects.gemini_history import signature
-from proxy.dialects.responses_items import dumps
 
 Json = dict[str, Any]
 
@@ -118,11 +118,11 @@ class GeminiReply(Reply):
     # a whole answer
 
     def whole(self, body: dict[str, Any]) -> dict[str, Any]:
-        choice = choice_of(body)
+        choice, message = first_choice(body)
         one = GeminiReply(body.get("model") or self.model, thoughts=self.thoughts)
         one.id, one._usage, one._finish = self.id, body.get("usage"), choice.get("finish_reason")
         parts: list[Json] = []
-        one._delta(message_of(body), parts)
+        one._delta(message, parts)
         rest, finish = one._rest()
         if one._finish is None:
             finish = {"finishReason": "OTHER"}  # it broke off
@@ -135,21 +135,6 @@ class GeminiReply(Reply):
             candidate |= finish
             made["usageMetadata"] = _usage(self._usage)
         return made
-
-
-def choice_of(body: Json) -> Json:
-    """The first choice of a completed chat body; empty where there is none."""
-    return next(iter(objects(body.get("choices"))), {})
-
-
-def message_of(body: Json) -> Json:
-    """The message of that choice."""
-    told = choice_of(body).get("message")
-    return told if isinstance(told, dict) else {}
-
-
-def objects(value: Any) -> list[Json]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def _event(value: Json) -> bytes:

@@ -11,9 +11,10 @@ from typing import Any, ClassVar, Final
 import orjson
 
 from proxy.dialects.base import Dialect, Earlier, Translated
+from proxy.dialects.chat import arguments_name, first_choice
 from proxy.dialects.messages_errors import error_object, status_of
-from proxy.dialects.messages_history import History, arguments_name
-from proxy.dialects.messages_reply import MessageReply, answer_of, written
+from proxy.dialects.messages_history import History
+from proxy.dialects.messages_reply import MessageReply, written
 from proxy.errors import Refusal
 
 #: Fields that mean the same in chat.
@@ -83,7 +84,7 @@ class Messages(Dialect):
 
     def keep(self, translated: Translated, chat: dict[str, Any], body: dict[str, Any]) -> dict[str, str | bytes]:
         """The arguments of tool calls as the model wrote them: this dialect gives them to the agent parsed."""
-        calls = written(answer_of(chat)[1])
+        calls = written(first_choice(chat)[1])
         return {arguments_name(name): arguments for name, arguments in calls if arguments}
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from proxy.dialects.base import Earlier
+from proxy.dialects.chat import arguments_name
 from proxy.errors import Refusal
 
 Message = dict[str, Any]
@@ -220,11 +221,6 @@ class History:
             else:
                 texts.append(text)
         return "\n".join(texts)
-
-
-def arguments_name(call: str) -> str:
-    """Under which a session keeps the arguments of a tool call as the model wrote them."""
-    return f"arguments of {call}"
 
 
 def _said(parts: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:

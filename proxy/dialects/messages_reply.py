@@ -9,6 +9,7 @@ import msgspec
 import orjson
 
 from proxy.dialects.base import Reply
+from proxy.dialects.chat import first_choice
 from proxy.dialects.messages_errors import error_object
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
@@ -166,7 +167,7 @@ class MessageReply(Reply):
     # whole
 
     def whole(self, body: dict[str, Any]) -> dict[str, Any]:
-        choice, message = answer_of(body)
+        choice, message = first_choice(body)
         if self.repeats_prefill and self.prefill and str(message.get("content")).startswith(self.prefill):
             message = {**message, "content": message["content"][len(self.prefill) :]}
         content = blocks(message)
@@ -215,14 +216,6 @@ def more_text(chunk: dict[str, Any]) -> str | None:
         return None
     text = delta.get("content")
     return text if type(text) is str else None
-
-
-def answer_of(body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The first choice of a completed chat body, and its message; empty where there is none."""
-    choices = body.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
-    message = choice.get("message")
-    return choice, message if isinstance(message, dict) else {}
 
 
 def blocks(message: dict[str, Any]) -> list[dict[str, Any]]:

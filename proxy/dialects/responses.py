@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from proxy.dialects.base import Dialect, Earlier, Reply, Translated
+from proxy.dialects.chat import arguments_name, dumps, first_choice, objects
 from proxy.dialects.responses_errors import error_body
 from proxy.dialects.responses_events import ResponsesReply
-from proxy.dialects.responses_input import sampled_name
-from proxy.dialects.responses_items import dumps
 from proxy.dialects.responses_request import Context, translate
 from proxy.dialects.responses_tools import chat_name
 
@@ -33,7 +32,7 @@ class Responses(Dialect):
         calls as they were sampled, for their text alone does not tell how they were written."""
         context: Context = translated.context
         kept: dict[str, str | bytes] = {
-            sampled_name(call_id): arguments for call_id, arguments in _custom(context, chat, body)
+            arguments_name(call_id): arguments for call_id, arguments in _custom(context, chat, body)
         }
         if context.store:
             kept[body["id"]] = dumps([*context.items, *body["output"]])
@@ -42,11 +41,7 @@ class Responses(Dialect):
 
 def _custom(context: Context, chat: dict[str, Any], body: dict[str, Any]) -> list[tuple[str, str]]:
     calls = [item for item in body["output"] if item["type"] in ("function_call", "custom_tool_call")]
-    choices = chat.get("choices")
-    first = choices[0] if isinstance(choices, list) and choices else None
-    message = first.get("message") if isinstance(first, dict) else None
-    tools = message.get("tool_calls") if isinstance(message, dict) else None
-    functions = [one.get("function") for one in tools if isinstance(one, dict)] if isinstance(tools, list) else []
+    functions = [one.get("function") for one in objects(first_choice(chat)[1].get("tool_calls"))]
     sampled = [one if isinstance(one, dict) else {} for one in functions]
     return [
         (item["call_id"], str(function.get("arguments")))

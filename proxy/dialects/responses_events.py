@@ -13,6 +13,7 @@ import time
 from typing import Any, Final
 
 from proxy.dialects.base import Reply, Translated
+from proxy.dialects.chat import dumps, objects
 from proxy.dialects.responses_errors import failure
 from proxy.dialects.responses_input import item_id
 from proxy.dialects.responses_items import (
@@ -23,7 +24,6 @@ from proxy.dialects.responses_items import (
     Json,
     MessageItem,
     ReasoningItem,
-    dumps,
 )
 from proxy.dialects.responses_request import Context
 from proxy.dialects.responses_tools import Tool
@@ -88,7 +88,7 @@ class ResponsesReply(Reply):
 
     def whole(self, body: dict[str, Any]) -> dict[str, Any]:
         if self._echo is None:
-            self.chunk({**body, "choices": [_as_chunk(one) for one in _dicts(body.get("choices"))[:1]]})
+            self.chunk({**body, "choices": [_as_chunk(one) for one in objects(body.get("choices"))[:1]]})
         if body.get("usage") is not None:
             self._usage = body["usage"]
         if body.get("error") is not None and self._error is None:
@@ -178,7 +178,7 @@ class ResponsesReply(Reply):
             if not isinstance(text, MessageItem) or not text.refusal:
                 text = self._message(out, refusal=True)
             out.append(text.feed(refusal))
-        for fragment in _dicts(delta.get("tool_calls")):
+        for fragment in objects(delta.get("tool_calls")):
             self._call(fragment, out)
         if isinstance(delta.get("function_call"), dict):
             self._call({"index": 0, "function": delta["function_call"]}, out)
@@ -294,9 +294,9 @@ def _count(value: Any) -> int:
 
 
 def _logprobs(given: Any) -> list[Json]:
-    entries = _dicts(given.get("content") if isinstance(given, dict) else None)
+    entries = objects(given.get("content") if isinstance(given, dict) else None)
     return [
-        {**_token(one), "top_logprobs": [_token(top) for top in _dicts(one.get("top_logprobs"))]} for one in entries
+        {**_token(one), "top_logprobs": [_token(top) for top in objects(one.get("top_logprobs"))]} for one in entries
     ]
 
 
@@ -310,9 +310,5 @@ def _as_chunk(choice: Json) -> Json:
     """A completed choice as the chunk that says all of it."""
     message = choice.get("message")
     delta: Json = dict(message) if isinstance(message, dict) else {}
-    delta["tool_calls"] = [{**call, "index": at} for at, call in enumerate(_dicts(delta.get("tool_calls")))]
+    delta["tool_calls"] = [{**call, "index": at} for at, call in enumerate(objects(delta.get("tool_calls")))]
     return {**choice, "index": 0, "delta": delta}
-
-
-def _dicts(value: Any) -> list[Json]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from proxy.dialects.base import Earlier
+from proxy.dialects.chat import arguments_name
 from proxy.dialects.responses_tools import as_arguments, chat_name, free_text
 from proxy.errors import Refusal
 
@@ -204,13 +205,8 @@ class Conversation:
         text = item.get("input")
         if not isinstance(text, str):
             raise Refusal(400, f"`{path}.input` has to be a text")
-        sampled = self._earlier.get(sampled_name(str(item.get("call_id"))))
+        sampled = self._earlier.get(arguments_name(str(item.get("call_id"))))
         return sampled if isinstance(sampled, str) and free_text(sampled) == text else as_arguments(text)
-
-
-def sampled_name(call_id: str) -> str:
-    """Under which a session keeps the arguments that were sampled for a custom call."""
-    return f"arguments of {call_id}"
 
 
 def _arguments(item: dict[str, Any], path: str) -> str:

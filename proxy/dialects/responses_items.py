@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, ClassVar, Final
 
-import orjson
-
+from proxy.dialects.chat import dumps
 from proxy.dialects.responses_input import carried
 from proxy.dialects.responses_tools import FreeText, Tool
 
 Json = dict[str, Any]
-
-
-def dumps(value: Any) -> bytes:
-    """JSON, also of what orjson does not write: lone surrogates, deep nesting, integers beyond 64 bits."""
-    try:
-        return orjson.dumps(value)
-    except TypeError:
-        return json.dumps(value, separators=(",", ":")).encode()
 
 
 class Events:
