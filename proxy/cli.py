@@ -15,7 +15,7 @@ import typer
 
 from proxy.errors import ProxyError, SettingsError
 from proxy.front import start
-from proxy.memory import give_back
+from proxy.memory import give_back, keep_tidy
 from proxy.server import quiet_garbage, run, serve
 from proxy.settings import Settings
 
@@ -166,6 +166,7 @@ async def _serve(settings: Settings) -> None:
     made_key = settings.admin_key is None
     async with serve(settings) as proxy:
         quiet_garbage()
+        keep_tidy()
         default = proxy.sessions.default
         assert default is not None
         log.info("agents: %s%s", proxy.base_url, "" if settings.key is None else " (with the key you gave)")

@@ -6,7 +6,9 @@ heap is given back only from its end. After events of 8 MiB a proxy held several
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import gc
 from contextlib import suppress
 
 #: `malloc.h`: from this size on a block is a mapping of its own, and unmapped when it is freed.
@@ -14,6 +16,9 @@ M_MMAP_THRESHOLD = -3
 LARGE = 1 << 20
 #: Heaps besides the main one are for threads, and the proxy's few write journal lines.
 M_ARENA_MAX = -8
+#: Seconds between two collections of what calls left in circles. `quiet_garbage` makes the collector's own rare, and
+#: what waits for it scatters the heap: without this a proxy grew by a fifth in a minute of calls that broke off.
+TIDY = 30.0
 
 
 def give_back() -> None:
@@ -22,3 +27,16 @@ def give_back() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_THRESHOLD, LARGE)
         mallopt(M_ARENA_MAX, 2)
+
+
+def keep_tidy() -> None:
+    """On the running loop from now on: every `TIDY` seconds some milliseconds go into giving memory back."""
+    loop = asyncio.get_running_loop()
+
+    def tidy() -> None:
+        gc.collect()
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
+        loop.call_later(TIDY, tidy)
+
+    loop.call_later(TIDY, tidy)

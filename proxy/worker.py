@@ -13,6 +13,7 @@ from typing import Any
 
 from proxy.errors import ProxyError
 from proxy.handover import Channel, Who, whose
+from proxy.memory import keep_tidy
 from proxy.protocol import LARGEST_HEAD, BoundedProtocol
 from proxy.server import Share, quiet_garbage, serve
 from proxy.settings import Settings
@@ -89,6 +90,7 @@ async def work(settings: Settings, place: Place) -> None:
     try:
         async with serve(settings, share) as proxy:
             quiet_garbage()
+            keep_tidy()
             arriving: set[asyncio.Task[Any]] = set()
 
             def took(connection: socket.socket, early: bytes) -> None:
