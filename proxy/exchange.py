@@ -201,7 +201,10 @@ class Exchange(Sending):
 
     async def _side_questions(self) -> None:
         if self.session.capture and self.engine is not None and self.reader is not None and self.replica is not None:
-            await self.replica.answer_questions(self.engine, self.reader)
+            try:
+                await self.replica.answer_questions(self.engine, self.reader)
+            except Exception as error:
+                self._capture_failed(error)
 
     async def _error(self, response: Response) -> None:
         data = self._scrub(await response.read())

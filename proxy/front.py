@@ -25,6 +25,7 @@ from typing import Any
 
 import uvicorn
 
+from proxy.descriptors import allow_many
 from proxy.errors import ProxyError
 from proxy.front_admin import FrontAdmin
 from proxy.handover import Channel, Who, whose
@@ -95,6 +96,7 @@ def start(settings: Settings) -> int:
     made_key = settings.admin_port is not None and settings.admin_key is None
     if made_key:  # before the fork: all workers ask for the same
         settings.admin_key = secrets.token_urlsafe(24)
+    allow_many()
     listening = bind([settings.host, *settings.more_hosts], settings.port)
     port = int(listening[0].getsockname()[1])
     folder = Path(tempfile.mkdtemp(prefix="capture-proxy-"))

@@ -14,6 +14,7 @@ import orjson
 
 from capture.engines import detect, engine, sampling_defaults
 from capture.engines.base import Engine, Question, Reader
+from proxy.dialects.chat import dumps
 from proxy.errors import UpstreamError
 from proxy.hosted import HostedClient
 from proxy.settings import upstream_base
@@ -117,7 +118,7 @@ class Replica:
         return (await self._answer(method, path, body))[1]
 
     async def _answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
-        payload = b"" if body is None else orjson.dumps(body)
+        payload = b"" if body is None else dumps(body)
         response = await self.client.send(method, path, self.auth([(b"accept", b"application/json")], payload), payload)
         try:
             data = await response.read()
@@ -134,7 +135,7 @@ class Replica:
         """Asks what the engine's answer does not say and its other routes do (llama.cpp: the prompt's ids)."""
         questions = engine.questions(reader)
         if questions is not None:
-            with suppress(UpstreamError):
+            with suppress(UpstreamError, RecursionError):  # nested deeper than it can be written: not asked
                 await self.ask(questions)
 
     async def ask(self, questions: Generator[Question, Any, T]) -> T:

@@ -19,6 +19,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from proxy.app import Admin, Door, agent_app
+from proxy.descriptors import allow_many
 from proxy.errors import ProxyError, SettingsError
 from proxy.metrics import Metrics
 from proxy.probe import probe_all
@@ -75,6 +76,7 @@ async def serve(settings: Settings, share: Share | None = None) -> AsyncIterator
     Raises `SettingsError` for what cannot be used, a taken port included, and `SessionError` for a journal.
     """
     settings.check()
+    allow_many()
     metrics = Metrics()
     open_mode = settings.out is not None and settings.key is None
     sessions = Sessions(open_mode=open_mode, out=settings.out, fsync=settings.fsync, grace=settings.grace)

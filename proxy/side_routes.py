@@ -80,6 +80,8 @@ class CountTokens:
             count = None if questions is None else await replica.ask(questions)
         except UpstreamError as error:
             raise Refusal(502, str(error)) from error
+        except RecursionError:
+            raise Refusal(400, "the request is nested too deeply") from None
         if count is None:
             # 404: a client does not ask again, and estimates.
             raise Refusal(404, "this engine has no route that counts the tokens of this request")

@@ -418,6 +418,16 @@ async def test_keys_paths_and_probes(tmp_path: Path) -> None:
             assert missing.status_code == 404 and missing.json()["error"]["type"] == "not_found_error"
 
 
+@pytest.mark.parametrize(
+    "tail", [rb'"\ud800"}]', b'"a"}],"seed":%d' % 10**30], ids=["half a character", "a large seed"]
+)
+async def test_count_tokens_of_what_orjson_does_not_write(started: Started, tail: bytes) -> None:
+    body = b'{"model":"m","messages":[{"role":"user","content":' + tail + b"}"
+    async with FakeEngine(answers(200, {"count": 7, "tokens": [1] * 7})) as engine, started(engine.url) as bench:
+        answer = await bench.client.post("/messages/count_tokens", content=body)
+    assert (answer.status_code, answer.json()) == (200, {"input_tokens": 7})
+
+
 async def test_count_tokens_asks_the_engines_tokenizer(started: Started) -> None:
     async with FakeEngine(answers(200, {"count": 7, "tokens": [1] * 7}), answers(404, {})) as engine:
         async with started(engine.url) as bench, client(bench) as api:

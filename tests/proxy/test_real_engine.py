@@ -42,6 +42,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "text": ("/completions", {"prompt": "The capital of France is", "max_tokens": 6}),
     "ids": ("/completions", {"prompt": [504, 3575, 282, 4649, 314], "max_tokens": 6}),
     "text with logprobs": ("/completions", {"prompt": "The capital of France is", "max_tokens": 6, "logprobs": 2}),
+    "a number beyond 64 bits": (
+        "/chat/completions",
+        {**COLOURS, "max_tokens": 6, "chat_template_kwargs": {"x": 10**30}},
+    ),
     "no messages": ("/chat/completions", {"max_tokens": 6}),
     "messages of a wrong type": ("/chat/completions", {"messages": 5}),
     "too long": ("/completions", {"prompt": "word " * 9000, "max_tokens": 6}),
