@@ -355,3 +355,18 @@ def test_a_journal_that_grows_is_read_again(tmp_path: Path) -> None:
     view.index.scan()
     assert view.index.read_next()
     assert len(view.answer("rollout", {"path": name})["calls"]) == 3
+
+
+def test_a_log_that_our_own_code_fails_at_is_said_and_the_others_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = View(make_job(tmp_path / "job", [{}, {}]))
+    view.index.scan()
+    first, once = view.index.entries()[0], view.readings.once
+    monkeypatch.setattr(view.readings, "once", lambda one: {}["x"] if one == first.rollout else once(one))
+    while view.index.read_next():
+        pass
+    rows = {row["path"]: row for row in view.index.job()["rows"]}
+    failed_at = rows.pop(first.rollout.rollout_path)
+    assert "KeyError" in failed_at["unreadable"] and failed_at["fresh"]
+    assert rows and all(row["fresh"] and "unreadable" not in row for row in rows.values())

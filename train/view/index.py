@@ -157,9 +157,12 @@ class Index:
         try:
             reading = self.readings.once(entry.rollout)
             log, told = member_log(entry.rollout, reading.tokens), summary_of(reading)
-        except CaptureError as error:
-            log = MemberLog(False, False, str(error))
-            told = {**UNREAD, "unreadable": str(error), "reason": str(error)}
+        except Exception as error:  # a fault of ours in one log must not end the thread that reads them all
+            said = (
+                str(error) if isinstance(error, CaptureError) else f"{type(error).__name__}: {error}; please report it"
+            )
+            log = MemberLog(False, False, said)
+            told = {**UNREAD, "unreadable": said, "reason": said}
         with self._lock:
             entry.read, entry.log, entry.told = now, log, told
             self._changed(entry)
