@@ -57,8 +57,14 @@ def held_call(
     replies = tuple(_reply(engine, body, one, capture) for one in choices or () if isinstance(one, dict))
     prompt = None if capture is None else capture.prompt_token_ids
     missing = capture is None or prompt is None or "prompt_token_ids" in capture.unavailable
-    prompt = prompt or Ids(b"")
-    return Held(call, conversation, prompt, rendered or prompt, replies, "parent_incomplete" if missing else None)
+    prompt = _as_text(prompt or Ids(b""))
+    rendered = prompt if rendered is None or rendered == prompt else _as_text(rendered)
+    return Held(call, conversation, prompt, rendered, replies, "parent_incomplete" if missing else None)
+
+
+def _as_text(ids: Ids) -> Ids:
+    """Without the list of numbers that was made of them, which is six times as large and in no count of `size`."""
+    return Ids(ids.text)
 
 
 def _reply(engine: Engine, body: dict[str, Any], choice: dict[str, Any], capture: TokenCapture | None) -> Reply:
@@ -68,6 +74,7 @@ def _reply(engine: Engine, body: dict[str, Any], choice: dict[str, Any], capture
     sampled = None if one is None else one.token_ids
     if capture is None or not sampled or "completion_token_ids" in capture.unavailable:
         return Reply(turn(message), Ids(b""), unusable="parent_incomplete")
+    sampled = _as_text(sampled)
     ended = engine.ended(choice, body)
     if ended == "stop_token":
         return Reply(turn(message), sampled, stop=int(sampled.text.rpartition(b",")[2]))
