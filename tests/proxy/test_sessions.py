@@ -207,3 +207,15 @@ def test_the_door_for_code_without_a_loop(tmp_path: Path) -> None:
         assert proxy.close_session(session.id)["calls"] == 1
     with pytest.raises(SettingsError), ProxyThread(Settings(engine="nonsense")):
         pass
+
+
+async def test_a_session_that_is_closed_twice_at_once_leaves_its_engine_once(started: Started, tmp_path: Path) -> None:
+    async with FakeEngine(replays("vllm/chat-plain-length-nostream")) as engine, started(engine.url) as bench:
+        opened = await bench.proxy.open_session("twice", journal=tmp_path / "twice.jsonl")
+        headers = {"authorization": f"Bearer {opened.api_key}"}
+        body = {"model": "my-policy", "messages": [{"role": "user", "content": "a"}]}
+        assert (await bench.client.post("/chat/completions", json=body, headers=headers)).status_code == 200
+        replica = bench.proxy.sessions.get(opened.id).replica
+        assert replica is not None and replica.sessions == 1
+        await asyncio.gather(*(bench.proxy.close_session(opened.id) for _ in range(2)))
+        assert replica.sessions == 0
