@@ -125,7 +125,7 @@ def check_engine(name: str) -> None:
 
 def check_top_logprobs(number: int | None) -> None:
     if number is not None and not 0 <= number <= 1000:
-        raise SettingsError("--top-logprobs must be between 0 and what the engine allows (vLLM: 20)")
+        raise SettingsError("BENCHFLOW_CAPTURE_TOP_LOGPROBS must be between 0 and what the engine allows (vLLM: 20)")
 
 
 def check_token_in(mode: str, capture: bool) -> None:

@@ -127,7 +127,7 @@ UP = ("--upstream", "http://127.0.0.1:1/v1")
         ((*UP, "--grace", "nan"), {}, "--grace"),
         (UP, {"BENCHFLOW_CAPTURE_TOKEN_LOGPROBS": "maybe"}, "must be 1 or 0"),
         (UP, {"BENCHFLOW_CAPTURE_TOP_LOGPROBS": "²"}, "must be a whole number"),
-        (UP, {"BENCHFLOW_CAPTURE_TOP_LOGPROBS": "9999"}, "--top-logprobs must be between"),
+        (UP, {"BENCHFLOW_CAPTURE_TOP_LOGPROBS": "9999"}, "BENCHFLOW_CAPTURE_TOP_LOGPROBS must be between"),
         ((*UP, "--out", "/proc/nowhere", "--port", "0"), {}, "cannot open the journal .*give a folder"),
     ],
 )

@@ -160,7 +160,7 @@ function itemsOf(rows, groups) {
 }
 
 function GroupRow({ group, shown }) {
-  const name = Object.values(group.key).filter(Boolean).join(" · ") || "Still running, or in no group";
+  const name = Object.values(group.key).filter(Boolean).join(" · ") || "In no group: still running, or the calls of a proxy";
   return html`<tr class="group"><td colspan=${COLUMNS.length + 1}>
     <div class="group-line">
       <b>${name}</b>

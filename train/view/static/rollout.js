@@ -132,7 +132,7 @@ export function Tokens({ rollout, words, go }) {
       <div class="toolbar" role="toolbar" aria-label="Colours and jumps">
         <div class="segmented" role="radiogroup" aria-label="Colour by">
           ${COLOURS.map((one, at) => html`<button role="radio" aria-checked=${colour === one.key} disabled=${one.key === "entropy" && !ready.entropies}
-            title=${one.key === "entropy" && !ready.entropies ? "no alternatives were captured: start the proxy with --top-logprobs, or CAPTURE_TOP_LOGPROBS" : `Colour by ${one.hint} (${at + 1})`}
+            title=${one.key === "entropy" && !ready.entropies ? "no alternatives were captured: start bench proxy with BENCHFLOW_CAPTURE_TOP_LOGPROBS=5 in its environment" : `Colour by ${one.hint} (${at + 1})`}
             onClick=${() => set({ colour: one.key })}>${one.title}</button>`)}
         </div>
         <button onClick=${steps.least} disabled=${!ready.index.least.length} title="Go to the least likely token, then the next (l)">Least likely <kbd>l</kbd></button>
