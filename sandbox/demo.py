@@ -81,7 +81,8 @@ def demo(console: Console, out: Path) -> None:
     with EmbeddedEngine() as engine:
         console.print(
             f"[bold]engine[/]  llama.cpp with SmolLM2-135M-Instruct on this machine's CPU, ready in "
-            f"{time.monotonic() - began:.1f} s"
+            f"{time.monotonic() - began:.1f} s",
+            soft_wrap=True,
         )
         settings = Settings(upstream=[engine.base_url], engine="llamacpp", model=engine.model, probe=False)
         with ProxyThread(settings) as proxy:
@@ -163,19 +164,18 @@ def show_captures(console: Console, names: Sequence[str], calls: Sequence[Call])
         if capture is None:
             table.add_row(str(call.number), name, "", "", "", "no capture")
             continue
-        why = "; ".join(f"no: {field}, {missing.code}" for field, missing in capture.unavailable.items())
         table.add_row(
             str(call.number),
             name,
             str(len(capture.prompt_token_ids)) if capture.prompt_token_ids is not None else "-",
             counts(capture.completions, lambda choice: choice.token_ids),
             counts(capture.completions, lambda choice: choice.logprobs),
-            Text("yes", style="green") if capture.complete else Text(why or "no", style="yellow"),
+            Text("yes", style="green") if capture.complete else Text("no, see below", style="yellow"),
         )
     console.print(table)
     for name, call in zip(names, calls, strict=True):
-        for missing in call.capture.unavailable.values() if call.capture else ():
-            console.print(Text(f"  {name}: {missing.detail}", style="yellow"))
+        for field, missing in call.capture.unavailable.items() if call.capture else ():
+            console.print(Text(f"  {name}: {missing.detail} ({field}, {missing.code})", style="yellow"), soft_wrap=True)
             break
 
 
