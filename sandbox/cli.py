@@ -22,7 +22,7 @@ from sandbox.errors import JobError, SandboxError, Stopped, TaskError
 from sandbox.house import House
 from sandbox.job import Options, Outcome, default_job_name, run_job
 from sandbox.progress import Progress
-from sandbox.provider import API_KEY, BASE_URL, CAPTURE, Provider, check_reachable, read_provider
+from sandbox.provider import API_KEY, BASE_URL, CAPTURE, Provider, check_reachable, read_provider, without_tokens
 from sandbox.rollout import Plan
 from sandbox.scaffold import write_task
 from sandbox.task import Task, find_folders, find_tasks, load_task
@@ -119,6 +119,8 @@ def run_command(
             progress.status(warning)
     if provider is not None:
         check_reachable(provider)
+        if (nothing := without_tokens(provider)) is not None:
+            progress.status(nothing)
     options = Options(jobs_dir, trials, concurrency, retries, resume, fail_fast)
     with interruptible(progress) as guard:
         try:

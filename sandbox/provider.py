@@ -57,6 +57,13 @@ def read_provider(model: str | None, env: Mapping[str, str]) -> Provider:
     return Provider(model, ENGINES[prefix], served, base.rstrip("/"), key or None, capture)
 
 
+def without_tokens(provider: Provider) -> str | None:
+    """What is said before a job whose engine could give token ids and is not asked: afterwards it is too late."""
+    if provider.capture or provider.engine == "other":
+        return None
+    return f"this job's calls are recorded without token ids and logprobs; --agent-env {CAPTURE}=1 captures them"
+
+
 def check_reachable(provider: Provider, timeout: float = 10.0) -> None:
     """One `GET /models`, so that a job against nothing ends at once. Raises `JobError`."""
     headers = {"Authorization": f"Bearer {provider.api_key}"} if provider.api_key else {}

@@ -23,7 +23,7 @@ from sandbox.engine import EmbeddedEngine
 from sandbox.errors import DockerError, JobError
 from sandbox.job import Options, run_job
 from sandbox.progress import Progress
-from sandbox.provider import Provider, check_reachable
+from sandbox.provider import Provider, check_reachable, without_tokens
 from sandbox.results import outcome
 from sandbox.rollout import Plan
 from sandbox.task import load_task
@@ -214,6 +214,13 @@ def unreachable() -> Provider:
 def test_an_engine_that_is_not_there_ends_the_job_before_it_begins() -> None:
     with pytest.raises(JobError, match=r"no engine answers at http://127\.0\.0\.1:9/v1"):
         check_reachable(unreachable())
+
+
+def test_a_job_that_captures_no_tokens_says_so_before_it_begins() -> None:
+    provider = dataclasses.replace(unreachable(), capture=False)
+    assert "BENCHFLOW_CAPTURE_TOKEN_LOGPROBS=1 captures them" in (without_tokens(provider) or "")
+    assert without_tokens(unreachable()) is None  # it captures
+    assert without_tokens(dataclasses.replace(provider, engine="other")) is None  # it could not
 
 
 def test_a_model_the_engine_does_not_serve_is_said(engine: EmbeddedEngine) -> None:
