@@ -163,10 +163,14 @@ def explain_break(one: Break, segments: Sequence[TokenSequence]) -> Iterator[str
 
 def explain_token_in(tokens: RolloutTokens, spared: Sequence[Break]) -> Iterator[str]:
     """Which calls were not bridged and why; where those that were would have parted from the call before."""
+    whys: dict[str, list[int]] = {}
     for call in tokens.calls:
         told = call.token_in
         if told is not None and not told.bridged and told.reason not in NOTHING_TO_BRIDGE:
-            yield f"call {call.number} was not bridged: {told.detail or told.reason} ({told.reason})"
+            whys.setdefault(f"{told.detail or told.reason} ({told.reason})", []).append(call.number)
+    for why, calls in whys.items():
+        were = f"call {calls[0]} was" if len(calls) == 1 else f"calls {runs(calls)} were"
+        yield f"{were} not bridged: {why}"
     for one in spared:
         where = f"token {one.offset} of its reply" if one.region == "sampled" else f"token {one.offset} of its prompt"
         yield f"call {one.call} was bridged; rendered again it would have parted from call {one.before} at {where}"
@@ -191,6 +195,17 @@ def sampling_told(tokens: RolloutTokens) -> str | None:
 def _ids(ids: Sequence[int], *, ends: bool) -> str:
     inner = ", ".join(str(one) for one in ids)
     return f"[{inner}, …]" if ends and ids else f"[… {inner}]" if ids else "[]"
+
+
+def runs(numbers: Sequence[int]) -> str:
+    """`0-7, 9`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def _tokens(segments: Sequence[TokenSequence]) -> str:

@@ -51,3 +51,5 @@ def token_coverage(
         typer.echo(f'{"" if seen else opening}\n], "rollouts": {seen}, "training_grade_rollouts": {good}}}')
     else:
         typer.echo(total(good, seen))
+    if not seen:
+        typer.echo(f"there is no rollout and no journal in {path}", err=True)

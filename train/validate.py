@@ -12,7 +12,7 @@ from train.captures import Captured, Captures
 from train.chat import Message, arguments_of
 from train.checks import check_banned, tools_of
 from train.errors import BadInput, NoSuchPath
-from train.formats import Format, Row, find_format
+from train.formats import NAMES, Format, Row, find_format
 from train.output import read_rows
 from train.render import Rendered, RenderError, Template
 
@@ -37,6 +37,8 @@ class Report:
     different: int = 0
     not_captured: int = 0
     differences: list[dict[str, Any]] = field(default_factory=list)
+    #: Formats that the first row would be right in, where it is wrong in this one.
+    right_as: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -103,6 +105,8 @@ def validate(
             report.problem(f"row {number}: top-level record must be an object")
             continue
         problems = check_banned(row) + form.check(row)
+        if problems and report.rows == 1:
+            report.right_as = [name for name in NAMES if name != form.name and not find_format(name).check(row)]
         report.rows_with_tool_calls += _calls_tools(row)
         if not problems:
             problems = _tokens(number, row, form, template, captures, max_length, report)

@@ -63,6 +63,8 @@ def sentences(report: Report) -> list[str]:
     said = report.problems[:PRINTED]
     if report.problem_count > len(said):
         said.append(f"and {report.problem_count - len(said)} more problem(s)")
+    if report.right_as:
+        said.append(f"row 1 is a row of {' or '.join(report.right_as)}: say so with --format")
     for one in report.differences[:PRINTED]:
         texts = ""
         if "captured_text" in one:

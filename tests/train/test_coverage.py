@@ -14,6 +14,7 @@ from tests.train.build import broken, conversation, failed, line, make_job, make
 from tests.train.labelled_breaks import cases
 from tests.train.smollm import smollm
 from train.cli import app
+from train.coverage import runs
 from train.rollouts import find_rollouts
 from train.sampling import sentence
 from train.tokens import RolloutTokens, read_tokens
@@ -116,6 +117,15 @@ def test_two_rollouts_of_one_name_are_told_apart(tmp_path: Path) -> None:
     first, second, total = run(tmp_path / "jobs").stdout.splitlines()
     assert first.startswith("yes  a__1 [") and second.startswith("yes  trial-02/job/a__1 [")
     assert total.startswith("2 of 2")
+
+
+def test_a_folder_without_rollouts_is_told(tmp_path: Path) -> None:
+    done = run(tmp_path)
+    assert done.exit_code == 0 and f"there is no rollout and no journal in {tmp_path}" in done.stderr
+
+
+def test_many_calls_with_one_reason_are_one_line() -> None:
+    assert (runs([4]), runs([0, 1, 2, 7, 9, 10])) == ("4", "0-2, 7, 9-10")
 
 
 def test_json_of_an_empty_folder_is_json(tmp_path: Path) -> None:

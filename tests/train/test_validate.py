@@ -150,6 +150,12 @@ def test_problems_name_their_row_and_the_code_is_1(tmp_path: Path) -> None:
     ]
 
 
+def test_rows_of_another_format_are_recognized(tmp_path: Path) -> None:
+    result = run(rows(tmp_path, "trl-sft", row_mode="exchange"))
+    assert result.exit_code == 1
+    assert "row 1 is a row of trl-sft: say so with --format" in result.stderr.splitlines()
+
+
 def test_rows_that_call_no_tool_fail_where_they_must(tmp_path: Path) -> None:
     from tests.train.build import conversation
 
