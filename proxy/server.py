@@ -198,6 +198,10 @@ def bind(hosts: list[str], port: int, option: str = "--port") -> list[socket.soc
     except (OSError, OverflowError, ValueError) as error:  # a port beyond 65535, a host that is no name at all
         for one in made:
             one.close()
+        if isinstance(error, OverflowError):
+            raise SettingsError(
+                f"cannot listen on {host}:{port}: a port is 0 to 65535; give another {option}"
+            ) from error
         what = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise SettingsError(
             f"cannot listen on {host}:{port}: {what}; free the port, or give another {option}"

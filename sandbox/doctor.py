@@ -145,6 +145,9 @@ def check_local() -> Iterator[Finding]:
 def check_engine(url: str, key: str | None) -> Iterator[Finding]:
     """Asks the engine for its models, and for one token with what a capture asks for."""
     base = url.rstrip("/")
+    if not base.startswith(("http://", "https://")):
+        yield Finding("bad", f"--engine {url} is no http address", "it looks like http://127.0.0.1:8000/v1")
+        return
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     with httpx.Client(headers=headers, timeout=60, trust_env=False) as client:
         try:

@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import selectors
+import socket
 import subprocess
 import sys
 import tempfile
@@ -205,6 +206,9 @@ def serve(arguments: argparse.Namespace) -> None:
     try:
         server = xllamacpp.Server(params)  # listens as long as the object lives
     except RuntimeError as error:
+        why = missing_or_taken(arguments)
+        if why is not None:
+            raise EngineError(why) from error
         what = f"{arguments.model_path} at {arguments.host}:{arguments.port}"
         raise EngineError(f"llama.cpp could not serve {what}: {error}") from error
     print(json.dumps({"address": server.listening_address, "model": arguments.model}), flush=True)  # noqa: T201
@@ -214,6 +218,19 @@ def serve(arguments: argparse.Namespace) -> None:
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             time.sleep(3600)
+
+
+def missing_or_taken(arguments: argparse.Namespace) -> str | None:
+    """The two usual causes, in a sentence: llama.cpp says of both only that it could not start."""
+    if not arguments.model_path.is_file():
+        return f"--model-path {arguments.model_path}: no such file; give a GGUF file"
+    try:
+        family = socket.AF_INET6 if ":" in arguments.host else socket.AF_INET
+        with socket.create_server((arguments.host, arguments.port), family=family):
+            return None
+    except (OSError, OverflowError) as error:
+        what = (isinstance(error, OSError) and error.strerror) or error
+        return f"cannot listen on {arguments.host}:{arguments.port}: {what}; free the port, or give another --port"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

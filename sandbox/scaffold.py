@@ -45,6 +45,8 @@ echo $((19 + 23)) > /app/answer.txt
 
 def write_task(folder: Path) -> None:
     """Writes the example into a new folder. Raises `TaskError` when there is something already."""
+    if folder.exists() and not folder.is_dir():
+        raise TaskError(f"{folder} is a file; give the name of a new folder")
     if folder.exists() and any(folder.iterdir()):
         raise TaskError(f"{folder} is not empty; give the name of a new folder")
     files = {"task.md": TASK.format(name=folder.name), "verifier/test.sh": TEST, "oracle/solve.sh": SOLVE}

@@ -116,7 +116,7 @@ UP = ("--upstream", "http://127.0.0.1:1/v1")
         ((*UP, "--host", "0.0.0.0"), {}, "without a key"),
         ((*UP, "--host", "no.such.host.invalid", "--key", "k"), {}, "cannot listen"),
         ((*UP, "--host", "a..b", "--key", "k"), {}, "cannot listen"),
-        ((*UP, "--port", "99999"), {}, "cannot listen"),
+        ((*UP, "--port", "99999"), {}, "cannot listen.*a port is 0 to 65535; give another --port"),
         ((*UP, "--admin-port", "99999", "--port", "0"), {}, "cannot listen.*--admin-port"),
         ((*UP, "--engine", "vlm"), {}, "--engine must be one of"),
         ((*UP, "--sampling", "{"), {}, "--sampling is not JSON"),

@@ -126,7 +126,7 @@ def test_weights_that_are_none_are_a_sentence_with_the_engines_own_words(tmp_pat
 @pytest.mark.engine
 def test_a_taken_port_is_an_error_and_not_somebody_elses_answers(engine: EmbeddedEngine) -> None:
     port = int(engine.base_url.rpartition(":")[2].removesuffix("/v1"))
-    with pytest.raises(EngineError):
+    with pytest.raises(EngineError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
         EmbeddedEngine(port=port, slots=1, n_ctx=512, threads=1, ready_timeout=20).start()
 
 

@@ -222,6 +222,8 @@ def test_the_task_that_init_writes_is_good(tmp_path: Path) -> None:
     assert load_task(tmp_path / "mine").sandbox.network_mode == "no-network"
     with pytest.raises(TaskError, match="is not empty"):
         write_task(tmp_path / "mine")
+    with pytest.raises(TaskError, match=r"task\.md is a file; give the name of a new folder"):
+        write_task(tmp_path / "mine/task.md")
 
 
 @pytest.mark.parametrize("folder", sorted(p for p in TASKS.glob("*") if p.is_dir()), ids=lambda p: p.name)
