@@ -1,7 +1,11 @@
 """The sidecar: HTTP in, HTTP out, one journal line a call. `serve` and `ProxyThread` are its public door."""
 
 from proxy.errors import ProxyError, SessionError, SettingsError
+from proxy.requests import misspelt_sampling
 from proxy.server import OpenSession, Proxy, ProxyThread, serve
 from proxy.settings import Settings
 
-__all__ = ["OpenSession", "Proxy", "ProxyError", "ProxyThread", "SessionError", "Settings", "SettingsError", "serve"]
+__all__ = [
+    "OpenSession", "Proxy", "ProxyError", "ProxyThread", "SessionError", "Settings", "SettingsError",
+    "misspelt_sampling", "serve",
+]  # fmt: skip

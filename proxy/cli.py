@@ -16,6 +16,7 @@ import typer
 from proxy.errors import ProxyError, SettingsError
 from proxy.front import start
 from proxy.memory import give_back, keep_tidy
+from proxy.requests import misspelt_sampling
 from proxy.server import quiet_garbage, run, serve
 from proxy.settings import Settings
 
@@ -210,4 +211,6 @@ def _sampling(text: str | None) -> dict[str, object]:
         raise SettingsError(f"--sampling is not JSON ({error})") from error
     if not isinstance(value, dict):
         raise SettingsError('--sampling must be a JSON object, such as {"temperature": 1.0}')
+    if (sentence := misspelt_sampling(value)) is not None:
+        raise SettingsError(sentence)
     return value

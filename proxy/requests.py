@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
 import msgspec
@@ -24,6 +26,18 @@ SAMPLING = (
     "parallel_tool_calls", "include_reasoning", "chat_template_kwargs", "reasoning_effort",
     "mirostat", "dynatemp_range", "dry_multiplier", "xtc_probability", "top_n_sigma", "samplers",
 )  # fmt: skip
+
+
+def misspelt_sampling(names: Iterable[str]) -> str | None:
+    """A sentence about the first name that is nearly one of `SAMPLING`: engines pass over a field they do not know.
+
+    Other names are an engine's own, and go on as they are.
+    """
+    for name in names:
+        close = get_close_matches(name.lower().replace("-", "_"), SAMPLING, 1, cutoff=0.85)
+        if close and name not in SAMPLING:
+            return f"--sampling {name}: no engine knows it; did you mean {close[0]}?"
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from capture.bridge import MODES
+from proxy import misspelt_sampling
 from sandbox import images, reaper
 from sandbox.agents import find_agent
 from sandbox.docker import connect
@@ -222,6 +223,8 @@ def read_sampling(words: list[str]) -> dict[str, object]:
             values[name] = json.loads(text)
         except ValueError:
             values[name] = text
+    if (sentence := misspelt_sampling(values)) is not None:
+        raise JobError(sentence)
     return values
 
 

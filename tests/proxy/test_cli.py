@@ -121,6 +121,7 @@ UP = ("--upstream", "http://127.0.0.1:1/v1")
         ((*UP, "--engine", "vlm"), {}, "--engine must be one of"),
         ((*UP, "--sampling", "{"), {}, "--sampling is not JSON"),
         ((*UP, "--sampling", "[]"), {}, "must be a JSON object"),
+        ((*UP, "--sampling", '{"temprature": 1}'), {}, "--sampling temprature: .*did you mean temperature"),
         ((*UP, "--upstream-key", "two words"), {}, "printable"),
         ((*UP, "--max-body-mb", "0"), {}, "--max-body-mb"),
         ((*UP, "--idle-timeout", "0"), {}, "--idle-timeout"),

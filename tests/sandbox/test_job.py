@@ -301,6 +301,18 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path, words: list[s
     assert said in err and "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    ("word", "meant"), [("temprature=1", "temperature"), ("top-p=1", "top_p"), ('{"topK": 0}', "top_k")]
+)
+def test_a_misspelt_sampling_parameter_is_said_and_an_engines_own_goes_on(word: str, meant: str) -> None:
+    with pytest.raises(JobError, match=f"did you mean {meant}"):
+        read_sampling([word])
+    own = dict.fromkeys(
+        ("dry_base", "xtc_threshold", "mirostat_tau", "dynatemp_exponent", "max_new_tokens", "top_a"), 1
+    )
+    assert read_sampling([json.dumps(own)]) == own
+
+
 def test_sampling_is_taken_as_names_and_as_the_proxy_takes_it() -> None:
     assert read_sampling(["temperature=1.0", '{"top_p": 1, "top_k": -1}']) == {
         "temperature": 1.0,
