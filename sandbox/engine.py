@@ -229,7 +229,8 @@ def missing_or_taken(arguments: argparse.Namespace) -> str | None:
         with socket.create_server((arguments.host, arguments.port), family=family):
             return None
     except (OSError, OverflowError) as error:
-        what = (isinstance(error, OSError) and error.strerror) or error
+        number = error.errno if isinstance(error, OSError) else None
+        what = os.strerror(number) if number is not None and number > 0 else error
         return f"cannot listen on {arguments.host}:{arguments.port}: {what}; free the port, or give another --port"
 
 
