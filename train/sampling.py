@@ -68,10 +68,12 @@ def sentence(why: Sequence[str]) -> str:
         f"{certain if known else possible} the recorded logprobs are not those of the distribution that was sampled, "
         "and importance ratios built on them are biased"
     )
-    return (
-        f"sampled with {' and with '.join(told)}: {so}; sample plainly (--sampling '{PLAIN_REQUEST}' of bench run or "
-        "bench proxy), or correct for it in the trainer"
+    change = (
+        f"sample plainly (--sampling '{PLAIN_REQUEST}' of bench run or bench proxy), or correct for it in the trainer"
     )
+    if why and all("grammar" in word for word in why):
+        change = "correct for it in the trainer: no --sampling takes a grammar away"
+    return f"sampled with {' and with '.join(told)}: {so}; {change}"
 
 
 def not_plain(call: Call) -> list[str]:
