@@ -16,7 +16,7 @@ from collections import Counter
 
 from hypothesis.database import DirectoryBasedExampleDatabase
 
-from tests.fuzz.targets import TARGETS, test_of
+from tests.fuzz.targets import TARGETS, property_of
 
 ROUND = 300
 
@@ -47,7 +47,7 @@ def by_hypothesis(names: list[str], seconds: float) -> list[str]:
         began = time.monotonic()
         examples = 20 if name == "jobs" else ROUND
         try:
-            test_of(name, max_examples=examples, database=database)()
+            property_of(name, max_examples=examples, database=database)()
         except Exception:
             print(f"\n== {name}")
             traceback.print_exc()
@@ -64,8 +64,8 @@ def by_coverage(names: list[str], seconds: float) -> list[str]:
     script = (
         "import sys, atheris\n"
         "with atheris.instrument_imports(include=['capture', 'proxy', 'train']):\n"
-        "    from tests.fuzz.targets import test_of\n"
-        "one = test_of(sys.argv.pop()).hypothesis.fuzz_one_input\n"
+        "    from tests.fuzz.targets import property_of\n"
+        "one = property_of(sys.argv.pop()).hypothesis.fuzz_one_input\n"
         "def test(data): one(data)\n"
         "atheris.Setup(sys.argv, test)\n"
         "atheris.Fuzz()\n"

@@ -59,7 +59,7 @@ def target(*strategies: Any) -> Callable[[Callable[..., None]], Callable[..., No
     return add
 
 
-def test_of(name: str, **options: Any) -> Any:
+def property_of(name: str, **options: Any) -> Any:
     """A Hypothesis test of a target; `options` are those of `hypothesis.settings`."""
     test, strategies = TARGETS[name]
     slow = list(HealthCheck)

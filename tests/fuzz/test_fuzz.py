@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fuzz.targets import TARGETS, test_of
+from tests.fuzz.targets import TARGETS, property_of
 
 #: A job is written to disk and read by every command: an example takes twenty times as long as another's.
 EXAMPLES = {"jobs": 15}
@@ -12,4 +12,4 @@ EXAMPLES = {"jobs": 15}
 
 @pytest.mark.parametrize("name", sorted(TARGETS))
 def test_fuzz(name: str) -> None:
-    test_of(name, max_examples=EXAMPLES.get(name, 150), database=None)()
+    property_of(name, max_examples=EXAMPLES.get(name, 150), database=None)()

@@ -31,10 +31,16 @@ COLOURS = "Name two colours."
 STEADY: dict[str, Any] = {"temperature": 0, "max_output_tokens": 12}
 
 
-def saying(name: str, arguments: dict[str, Any]) -> str:
-    """A prompt after which a model of 135M parameters calls a tool: it repeats."""
+def asking(name: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+    """Messages after which a model of 135M parameters calls a tool: it repeats what it said before.
+
+    Asked to repeat the prompt alone it does so too, but not on every run: what the engine has in its prefix cache moves
+    the last digits of its logits.
+    """
     call = json.dumps({"name": name, "arguments": arguments})
-    return f"Repeat exactly this and nothing else: <tool_call>\n{call}\n</tool_call>"
+    call = f"<tool_call>\n{call}\n</tool_call>"
+    asked = {"role": "user", "content": f"Repeat exactly this and nothing else: {call}"}
+    return [asked, {"role": "assistant", "content": call}, asked]
 
 
 def case(function: Case) -> Case:
@@ -100,7 +106,7 @@ async def a_stream(api: AsyncOpenAI, model: str) -> None:
 
 @case
 async def the_stream_helper(api: AsyncOpenAI, model: str) -> None:
-    given: dict[str, Any] = {"model": model, "input": saying("get_weather", {"city": "Paris"}), "temperature": 0}
+    given: dict[str, Any] = {"model": model, "input": asking("get_weather", {"city": "Paris"}), "temperature": 0}
     async with api.responses.stream(**given, max_output_tokens=40, tools=[WEATHER]) as stream:
         snapshot = ""
         async for event in stream:
@@ -121,7 +127,7 @@ async def the_stream_helper_of_an_answer_that_is_cut(api: AsyncOpenAI, model: st
 @case
 async def a_call_and_its_output(api: AsyncOpenAI, model: str) -> None:
     """The agent's loop: the answer's items go back as they came."""
-    said: Any = [{"role": "user", "content": saying("get_weather", {"city": "Paris"})}]
+    said: Any = asking("get_weather", {"city": "Paris"})
     given: dict[str, Any] = {"model": model, "tools": [WEATHER], "temperature": 0, "max_output_tokens": 40}
     first = await api.responses.create(input=said, **given)
     (call,) = [item for item in first.output if item.type == "function_call"]
@@ -135,7 +141,7 @@ async def a_call_and_its_output(api: AsyncOpenAI, model: str) -> None:
 
 @case
 async def a_custom_call_and_its_output(api: AsyncOpenAI, model: str) -> None:
-    said: Any = [{"role": "user", "content": saying("apply_patch", {"input": "*** Begin Patch"})}]
+    said: Any = asking("apply_patch", {"input": "*** Begin Patch"})
     given: dict[str, Any] = {"model": model, "tools": [PATCH], "temperature": 0, "max_output_tokens": 40}
     async with api.responses.stream(input=said, **given) as stream:
         deltas = "".join(
@@ -152,7 +158,7 @@ async def a_custom_call_and_its_output(api: AsyncOpenAI, model: str) -> None:
 @case
 async def a_tool_in_a_namespace(api: AsyncOpenAI, model: str) -> None:
     tools: Any = [{"type": "namespace", "name": "sky", "description": "The sky.", "tools": [WEATHER]}]
-    prompt = saying("sky__get_weather", {"city": "Paris"})
+    prompt: Any = asking("sky__get_weather", {"city": "Paris"})
     response = await api.responses.create(model=model, input=prompt, tools=tools, temperature=0, max_output_tokens=40)
     (call,) = [item for item in response.output if item.type == "function_call"]
     assert (call.namespace, call.name) == ("sky", "get_weather")

@@ -71,23 +71,24 @@ async def test_text_streamed_and_not(started: Started, engine: EmbeddedEngine, v
 async def test_a_call_and_its_response(started: Started, engine: EmbeddedEngine) -> None:
     async with started(engine.base_url) as bench:
         api = models(bench)
-        asked = types.Content(
-            role="user", parts=[types.Part(text=responses_cases.saying("get_weather", {"city": "Paris"}))]
-        )
+        asked = [
+            types.Content(role="model" if one["role"] == "assistant" else "user", parts=[types.Part(text=one["content"])])
+            for one in responses_cases.asking("get_weather", {"city": "Paris"})
+        ]
         given: dict[str, Any] = {"model": engine.model, "config": config(tools=[WEATHER], max_output_tokens=60)}
-        _, last = await said(api.generate_content_stream(contents=[asked], **given))
+        _, last = await said(api.generate_content_stream(contents=asked, **given))
         assert last.function_calls, bench.call().response_body
         (call,) = last.function_calls
         assert (call.name, call.args) == ("get_weather", {"city": "Paris"})
         response = types.FunctionResponse(id=call.id, name=call.name, response={"output": "clear"})
         done = types.Content(role="user", parts=[types.Part(function_response=response)])
-        second = await api.generate_content(contents=[asked, last.candidates[0].content, done], **given)
+        second = await api.generate_content(contents=[*asked, last.candidates[0].content, done], **given)
         assert second.candidates
         first, then = bench.calls()
     written = first.metadata["chat_response"]["choices"][0]["message"]["tool_calls"][0]["function"]
     history = then.metadata["chat_request"]["messages"]
-    assert history[1]["tool_calls"][0]["function"] == written, "letter by letter"
-    assert history[2]["content"] == "clear"
+    assert history[3]["tool_calls"][0]["function"] == written, "letter by letter"
+    assert history[4]["content"] == "clear"
 
 
 async def test_an_answer_in_json(started: Started, engine: EmbeddedEngine) -> None:
