@@ -6,10 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
-import orjson
-
 from proxy.dialects.base import Dialect, Earlier, Reply, Translated
-from proxy.dialects.chat import arguments_name, first_choice, objects
+from proxy.dialects.chat import arguments_name, dumps, first_choice, objects
 from proxy.dialects.faults import own_fault
 from proxy.dialects.gemini_history import messages_of
 from proxy.dialects.gemini_reply import STATUSES, GeminiReply
@@ -61,7 +59,7 @@ class Gemini(Dialect):
         if own_fault(message):
             status = 400
         name = STATUSES.get(status, "INTERNAL" if status >= 500 else "INVALID_ARGUMENT")
-        return status, orjson.dumps({"error": {"code": status, "message": message, "status": name}})
+        return status, dumps({"error": {"code": status, "message": message, "status": name}})
 
     def keep(self, translated: Translated, chat: dict[str, Any], body: dict[str, Any]) -> Mapping[str, str | bytes]:
         """The arguments of calls as the model wrote them."""

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Final
 
-import orjson
-
 from proxy.dialects.base import Dialect, Earlier, Translated
-from proxy.dialects.chat import arguments_name, first_choice
+from proxy.dialects.chat import arguments_name, dumps, first_choice
 from proxy.dialects.messages_errors import error_object, status_of
 from proxy.dialects.messages_history import History
 from proxy.dialects.messages_reply import MessageReply, written
@@ -80,7 +78,7 @@ class Messages(Dialect):
 
     def error(self, status: int, message: str, engine_error: Any = None) -> tuple[int, bytes]:
         error = error_object(status, message)
-        return status_of(status, message), orjson.dumps(error)
+        return status_of(status, message), dumps(error)
 
     def keep(self, translated: Translated, chat: dict[str, Any], body: dict[str, Any]) -> dict[str, str | bytes]:
         """The arguments of tool calls as the model wrote them: this dialect gives them to the agent parsed."""

@@ -9,7 +9,7 @@ import msgspec
 import orjson
 
 from proxy.dialects.base import Reply
-from proxy.dialects.chat import first_choice
+from proxy.dialects.chat import dumps, first_choice
 from proxy.dialects.messages_errors import error_object
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
@@ -98,12 +98,12 @@ class MessageReply(Reply):
         function = function if isinstance(function, dict) else {}
         if at not in self._tools:
             head = {"type": "tool_use", "id": call_id(call, at), "name": str(function.get("name") or ""), "input": {}}
-            out += self._open("tool_use", orjson.dumps(head))
+            out += self._open("tool_use", dumps(head))
             self._tools[at] = self._index
             self._arguments = []
         arguments = function.get("arguments")
         if arguments and not isinstance(arguments, str):
-            arguments = orjson.dumps(arguments).decode()
+            arguments = dumps(arguments).decode()
         if arguments:
             self._arguments.append(arguments)
             out += self._fill(b'{"type":"input_json_delta","partial_json":', arguments, self._tools[at])
@@ -121,7 +121,7 @@ class MessageReply(Reply):
             "stop_sequence": None,
             "usage": usage_of({"prompt_tokens": self.prompt_tokens or 0}),
         }
-        return b'event: message_start\ndata: {"type":"message_start","message":' + orjson.dumps(message) + b"}\n\n"
+        return b'event: message_start\ndata: {"type":"message_start","message":' + dumps(message) + b"}\n\n"
 
     def _open(self, kind: str, block: bytes) -> bytes:
         out = self._close()
@@ -156,10 +156,10 @@ class MessageReply(Reply):
             "delta": {"stop_reason": reason, "stop_sequence": sequence},
             "usage": usage_of(self._usage),
         }
-        return out + b"event: message_delta\ndata: " + orjson.dumps(last) + b"\n\n" + STOP
+        return out + b"event: message_delta\ndata: " + dumps(last) + b"\n\n" + STOP
 
     def fail(self, status: int, message: str) -> bytes:
-        return b"event: error\ndata: " + orjson.dumps(error_object(status, message)) + b"\n\n"
+        return b"event: error\ndata: " + dumps(error_object(status, message)) + b"\n\n"
 
     def ping(self) -> bytes:
         return PING
@@ -262,7 +262,7 @@ def _calls(message: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
 
 def _arguments(call: dict[str, Any]) -> str:
     told = call["function"].get("arguments")
-    return told if isinstance(told, str) else "" if told is None else orjson.dumps(told).decode()
+    return told if isinstance(told, str) else "" if told is None else dumps(told).decode()
 
 
 def matched(choice: dict[str, Any]) -> Any:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import orjson
-
+from proxy.dialects.chat import dumps
 from proxy.dialects.faults import MEDIA, own_fault, too_long
 
 _KINDS: Final = {
@@ -31,7 +30,7 @@ def error_body(status: int, message: str, engine_error: Any = None) -> tuple[int
     status, kind, code = _judged(status, message)
     param = said.get("param") if isinstance(said.get("param"), str) else _named(message)
     fields = {"message": message, "type": kind, "param": param, "code": code}
-    return status, orjson.dumps({"error": fields})
+    return status, dumps({"error": fields})
 
 
 def failure(status: int, message: str) -> dict[str, Any]:

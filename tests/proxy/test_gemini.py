@@ -72,7 +72,9 @@ async def test_a_call_and_its_response(started: Started, engine: EmbeddedEngine)
     async with started(engine.base_url) as bench:
         api = models(bench)
         asked = [
-            types.Content(role="model" if one["role"] == "assistant" else "user", parts=[types.Part(text=one["content"])])
+            types.Content(
+                role="model" if one["role"] == "assistant" else "user", parts=[types.Part(text=one["content"])]
+            )
             for one in responses_cases.asking("get_weather", {"city": "Paris"})
         ]
         given: dict[str, Any] = {"model": engine.model, "config": config(tools=[WEATHER], max_output_tokens=60)}

@@ -16,7 +16,7 @@ from proxy.dialects.responses import Responses
 from proxy.errors import Refusal
 from tests.proxy.test_messages_request import CHUNK, ODD, places
 
-STRANGE = [*ODD, "\u00e9", "\u00b2", [[]], {"a": []}]
+STRANGE = [*ODD, "\ud800", 2**70, "\u00e9", "\u00b2", [[]], {"a": []}]
 SCHEMA = {"type": "OBJECT", "properties": {"a": {"type": "STRING", "maxLength": "3", "nullable": True}}}
 GEMINI: dict[str, Any] = {
     "contents": [

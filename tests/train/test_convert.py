@@ -494,7 +494,7 @@ main()
 """],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # a suite under nohup ignores SIGHUP, its children too
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # under nohup SIGHUP is ignored
     )  # fmt: skip
     assert process.stdout is not None and process.stdout.readline() == "reading\n"
     time.sleep(0.2)
