@@ -151,6 +151,28 @@ def test_tokens_are_hovered_focused_and_coloured(page: Page, address: str, real:
     expect(page.locator(".active")).to_have_attribute("data-at", str(prompt + least))
 
 
+#: Keys as fast as hands and key repeats give them: before a frame, after one, between tasks, at once.
+MANY_KEYS = """async (count) => {
+  const pane = document.querySelector('.pane'), channel = new MessageChannel();
+  const frame = () => new Promise(requestAnimationFrame);
+  const task = () => new Promise((done) => { channel.port1.onmessage = done; channel.port2.postMessage(0); });
+  for (let n = 0; n < count; n += 1) {
+    pane.dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowRight', bubbles: true, cancelable: true }));
+    await [() => new Promise((done) => setTimeout(done, n % 7)), frame, task, () => null][n % 4]();
+  }
+}"""
+
+
+def test_every_key_counts_however_fast(page: Page, address: str) -> None:
+    """The token that the address names runs after the reader; where it was gone back to, the two chased each other."""
+    open_rollout(page, address, "sea__00000000", view="tokens")
+    page.get_by_role("listbox").focus()
+    first = int(page.locator(".active").get_attribute("data-at") or "")
+    page.evaluate(MANY_KEYS, 40)
+    expect(page.locator(".active")).to_have_attribute("data-at", str(first + 40))
+    page.wait_for_url(re.compile(rf"at={first + 40}\b"))
+
+
 def test_a_break_is_followed_to_both_its_sides(page: Page, address: str) -> None:
     open_rollout(page, address, "sea__00000000", view="rollout")
     card = page.get_by_role("article", name="Break at call 3")

@@ -16,6 +16,7 @@ export class PaneView {
     this.rows = new Map();
     this.active = null;
     this.hovered = null;
+    this.told = new Set();
     this.drawn = false;
     this.colour = "logprob";
     this.listeners = new AbortController();
@@ -213,7 +214,17 @@ export class PaneView {
       this.pane.scrollTop = Math.max(0, top - this.pane.clientHeight / 3);
     }
     this.draw();
-    if (tell) this.tell.active(to);
+    if (!tell) return;
+    this.told.add(to);
+    this.tell.active(to);
+  }
+
+  // The token that the address names now. What was told from here comes back a moment later, when the reader may already
+  // be further on: going back to it would be told again, and the two would chase each other for good.
+  wished(at) {
+    const own = this.told.has(at);
+    if (at === this.active) this.told.clear();
+    else if (!own) this.goTo(at, false);
   }
 
   press(event) {

@@ -34,7 +34,7 @@ export function TokenPane({ strip, from, at, colour, label, marked, onActive, on
     return () => made.end();
   }, [strip, from]);
   useEffect(() => {
-    if (at !== undefined && at !== null && view.current && at !== view.current.active) view.current.goTo(at, true);
+    if (at !== undefined && at !== null && view.current) view.current.wished(at);
   }, [at]);
   useEffect(() => view.current && view.current.drawMap(colour), [colour, strip, from]);
 
