@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import orjson
 
-from capture.continues import Parent, without_reasoning
+from capture.continues import Parent, plain, without_reasoning
 from capture.record import Ids
 
 MODES: Final = ("off", "auto", "require")
@@ -210,7 +210,7 @@ def _normal(text: str, begun: bool) -> str:
         parts.append("".join(text[at:brace].split()))
         try:
             value, at = _decoder.raw_decode(text, brace)
-            parts.append(json.dumps(_plain(value), sort_keys=True))
+            parts.append(json.dumps(plain(value, _said), sort_keys=True))
         except (ValueError, RecursionError) as error:
             tries += 1
             letters += error.pos - brace if isinstance(error, json.JSONDecodeError) else len(text) - brace
@@ -236,19 +236,11 @@ def _without_analysis(text: str) -> str:
     return "".join([*parts, text[at:]])
 
 
-def _plain(value: Any) -> Any:
-    """JSON in one form: numbers as JavaScript writes them, JSON inside of strings as what it says."""
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        return int(value)
-    if isinstance(value, list):
-        return [_plain(one) for one in value]
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, str):
-        if value.lstrip()[:1] in ("{", "["):
-            try:
-                return _plain(json.loads(value))
-            except (ValueError, RecursionError):
-                pass
-        return value.strip()
-    return value
+def _said(text: str) -> Any:
+    """What a text says where it is JSON itself; else the text without the space around it."""
+    if text.lstrip()[:1] in ("{", "["):
+        try:
+            return plain(json.loads(text), _said)
+        except (ValueError, RecursionError):
+            pass
+    return text.strip()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -232,16 +232,19 @@ def arguments(value: Any) -> str:
             value = json.loads(value) if value.strip() else {}
         except (ValueError, RecursionError):
             return str(value).strip()
-    return json.dumps(_plain({} if value is None else value), sort_keys=True)
+    return json.dumps(plain({} if value is None else value), sort_keys=True)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any, of_text: Callable[[str], Any] = str) -> Any:
+    """JSON in one form: numbers as JavaScript writes them, each text as `of_text` has it."""
+    if isinstance(value, str):
+        return of_text(value)
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     if isinstance(value, list):
-        return [_plain(one) for one in value]
+        return [plain(one, of_text) for one in value]
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: plain(one, of_text) for key, one in value.items()}
     return value
 
 
