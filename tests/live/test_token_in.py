@@ -119,7 +119,7 @@ def extending(made: list[Call]) -> int:
 
 
 @pytest.mark.live
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
 async def test_twenty_turns_extend(
     name: str, tmp_path: Path, request: pytest.FixtureRequest, record_property: pytest.RecordProperty
@@ -157,8 +157,6 @@ async def same_as_a_plain_call(engine: LiveEngine, client: Client, made: list[Ca
     headers = {} if engine.api_key is None else {"authorization": f"Bearer {engine.api_key}"}
     async with httpx.AsyncClient(base_url=engine.base_url, headers=headers, timeout=300) as direct:
         for number, call in enumerate(made):
-            if number % 3 != 1:
-                continue
             capture, body, choice = call.capture, client.bodies[number], client.answers[number]
             assert capture is not None and capture.prompt_token_ids is not None
             ids = capture.prompt_token_ids.tolist()
