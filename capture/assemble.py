@@ -53,10 +53,20 @@ class Assembler:
                     choice = self._choices[index] = _Choice(index)
                 choice.add(part)
 
-    def pieces(self, index: int) -> dict[str, list[str]] | None:
-        """The pieces of text that a choice's message has so far, by field; None before its first chunk."""
-        choice = self._choices.get(index)
-        return None if choice is None or choice.message is None else choice.pieces
+    def add_text(self, index: int, field: str | None, text: str) -> None:
+        """One more piece of a field of a choice that has begun: what `add` does with a chunk of that alone."""
+        choice = self._choices[index]
+        if choice.message is None:
+            choice.message = {"role": "assistant"}
+        if field is not None:
+            choice.pieces.setdefault(field, []).append(text)
+
+    def finish(self, index: int, reason: str, stop: str | int | None) -> None:
+        """The end of such a choice, and what stopped it."""
+        choice = self._choices[index]
+        choice.finish_reason = reason
+        if stop is not None or "stop_reason" not in choice.extra:
+            choice.extra["stop_reason"] = stop
 
     def body(self) -> dict[str, Any]:
         """The completed body, in the engine's own shape, without token ids and logprobs."""

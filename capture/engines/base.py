@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Final
 import orjson
 
 from capture.codes import why
-from capture.engines.reader import CHAT, COMPLETIONS, Hide, Reader
+from capture.engines.hide import Hide
+from capture.engines.reader import CHAT, COMPLETIONS, Reader
 from capture.record import FIELDS, Ids, Unavailable
 
 __all__ = ["CHAT", "COMPLETIONS", "WIRES", "Ask", "Engine", "Hide", "Question", "Reader", "Wants"]
@@ -143,6 +144,7 @@ class Engine:
             prompt=not every,
             sampled=not every,
             usage=not (isinstance(options, dict) and options.get("include_usage")),
+            nulls=self.null_when_unasked,
         )
 
     def step_is_ours(self, hide: Hide) -> bool:

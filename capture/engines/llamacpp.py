@@ -9,7 +9,6 @@ Prompt ids are taken by its completion route alone: token-in stays off here.
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from capture.codes import why
@@ -21,7 +20,6 @@ from capture.record import Ids
 
 class LlamaCpp(Engine):
     name: ClassVar[str] = "llamacpp"
-    null_when_unasked: ClassVar[frozenset[str]] = frozenset()
     repeats_prefill: ClassVar[bool] = True
 
     def ask(self, wire: str, body: dict[str, Any], wants: Wants) -> Ask:
@@ -46,9 +44,6 @@ class LlamaCpp(Engine):
         ask.requested["token_ids"] = True
         ask.injected = tuple(injected)
         return ask
-
-    def reader(self, wire: str, body: dict[str, Any], ask: Ask) -> Reader:
-        return _Reader(self, wire, body, ask)
 
     def sampled_count(self, reader: Reader) -> int | None:
         """The usage counts the first choice of n alone; the others are compared with nothing.
@@ -78,7 +73,9 @@ class LlamaCpp(Engine):
         """`logprobs: 0` (completions) and `top_logprobs: 0` (chat) give no logprobs."""
         hide = super().hidden(wire, body)
         none = body.get("top_logprobs") == 0 if wire == CHAT else not body.get("logprobs")
-        return replace(hide, logprobs=hide.logprobs or none)
+        # A completion that nobody asked logprobs of carries null; a chat's choice has no such key.
+        nulls = frozenset() if wire == CHAT else frozenset(("logprobs",))
+        return hide._replace(logprobs=hide.logprobs or none, nulls=nulls)
 
     def questions(self, reader: Reader) -> Generator[Question, Any, None] | None:
         """The prompt's ids: `/apply-template` renders the messages, `/tokenize` gives the ids that the server uses."""
@@ -161,15 +158,6 @@ def _prompt_ids(reader: Reader) -> Generator[Question, Any, None]:
     reader.sampled.prompt = Ids.from_json(tokens)
     if reader.sampled.prompt is None:
         reader.ask.unavailable["prompt_token_ids"] = why("prompt_route_missing")
-
-
-class _Reader(Reader):
-    def _mute(self, place: dict[str, Any], key: str) -> bool:
-        """A completion that nobody asked logprobs of carries null; a chat's choice has no such key."""
-        if self.wire == CHAT or key != "logprobs":
-            return super()._mute(place, key)
-        place[key] = None
-        return True
 
 
 def _has_media(messages: Any) -> bool:

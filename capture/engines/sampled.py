@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from capture.assemble import NESTED, SAMPLED_IDS
-from capture.record import CLAMPED, Completion, Ids, are_ids, is_logprob
+from capture.record import CLAMPED, Completion, Ids, are_ids, are_logprobs, is_logprob
 
 _SPELLED: Final = re.compile(r"token_id:([0-9]{1,18})")
 
@@ -63,6 +63,10 @@ class Sampled:
             choice = self.choices[index] = Choice()
         return choice
 
+    def finish(self, choice: Choice, reason: Any) -> None:
+        choice.finish_reason = reason
+        self.finished += 1
+
     def prompt_ids(self) -> Ids | None:
         """The ids of the one prompt, told at the top or with a choice."""
         if self.prompt is not None:
@@ -102,8 +106,7 @@ class Choice:
     def take(self, part: dict[str, Any], whole: Sampled) -> None:
         finish = part.get("finish_reason")
         if finish is not None and self.finish_reason is None:
-            self.finish_reason = finish
-            whole.finished += 1
+            whole.finish(self, finish)
         ids: Any = None
         prompt: Any = None
         for place in _places(part):
@@ -122,17 +125,15 @@ class Choice:
         if isinstance(logprobs, dict):
             self._logprobs(logprobs, whole)
 
-    @property
-    def goes_on(self) -> bool:
-        """Tokens have come, as ids with their logprobs, and more may."""
-        return self.ids is not None and self.saw_logprobs and self.entry_ids is None and self.finish_reason is None
-
     def one_token(self, token_id: int, logprob: float, token: str) -> None:
-        """One more token of a choice that goes on."""
-        assert self.ids is not None
+        """One more token, whose entry names no id: what `take` does with a chunk of that alone."""
+        if self.ids is None:
+            self.ids = []
         self.ids.append(token_id)
         self.logprobs.append(logprob)
         self.tokens.append(token)
+        self.saw_logprobs = True
+        self.entry_ids = None
 
     def add_ids(self, ids: Any) -> None:
         """One bad element voids the list: ids are non-negative ints, and a bool is none."""
@@ -154,8 +155,26 @@ class Choice:
             self.echoed = self.echoed if self.echoed is not None else []
             self.echoed += [entry if isinstance(entry, dict) else {} for entry in entries]
             return
-        for entry in entries:
+        left = iter(entries)
+        for entry in left:
             self._entry(entry if isinstance(entry, dict) else {}, whole.top)
+            if self.entry_ids is None and not whole.top:
+                break
+        rest = list(left)
+        if rest and not self._plain(rest):
+            for entry in rest:
+                self._entry(entry if isinstance(entry, dict) else {}, whole.top)
+
+    def _plain(self, entries: list[Any]) -> bool:
+        """Takes entries of which only token and logprob are wanted, at once; False where one has to be looked at."""
+        if set(map(type, entries)) != {dict}:
+            return False
+        values, tokens = [entry.get("logprob") for entry in entries], [entry.get("token") for entry in entries]
+        if set(map(type, tokens)) != {str} or not are_logprobs(values):
+            return False
+        self.logprobs += values
+        self.tokens += tokens
+        return True
 
     def _entry(self, entry: dict[str, Any], wanted: int | None) -> None:
         value, token = entry.get("logprob"), entry.get("token")
@@ -217,6 +236,20 @@ class Choice:
             self.problem = "echo_logprobs_not_told_apart"
         for entry in entries:
             self._entry(entry, None)
+
+
+def prompts_cut(body: dict[str, Any]) -> int:
+    """In how many of the places where `Sampled` looks for the ids of a prompt there is `false` in their stead."""
+    ext, more, choices = body.get("sglext"), body.get("provider_specific_fields"), body.get("choices")
+    told = [body.get("prompt_token_ids")]
+    if isinstance(ext, dict):
+        told.append(ext.get("input_ids"))
+    if isinstance(more, dict):
+        told.append(more.get("prompt_token_ids"))
+    for one in choices if isinstance(choices, list) else ():
+        if isinstance(one, dict):
+            told += [place.get("prompt_token_ids") for place in _places(one)]
+    return sum(one is False for one in told)
 
 
 def _places(part: dict[str, Any]) -> tuple[dict[str, Any], ...]:

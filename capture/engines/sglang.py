@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from capture.codes import why
@@ -40,8 +39,7 @@ class SGLang(Engine):
 
     def hidden(self, wire: str, body: dict[str, Any]) -> Hide:
         hide = super().hidden(wire, body)
-        return replace(
-            hide,
+        return hide._replace(
             prompt=hide.prompt and not (body.get("return_prompt_token_ids") or body.get("return_input_ids_in_sglext")),
             sampled=hide.sampled and not body.get("return_output_ids_in_sglext"),
         )

@@ -67,27 +67,31 @@ def test_a_dialect_hears_of_a_regular_chunk_its_text_alone() -> None:
     events = Decoder().feed((VLLM[0].parent / "chat-plain-length-stream.body").read_bytes())
     given = [reader.chunk(one.data) for one in events if one.data and one.data != b"[DONE]"]
     short = [one for one in given if one is not None and set(one) == {"choices"}]
-    assert len(short) >= len(given) - 5
-    assert short[0]["choices"] == [{"index": 0, "delta": {"content": " two"}, "finish_reason": None}]
+    assert len(short) == len(given) - 2  # all but the role and the count
+    assert short[0]["choices"] == [{"index": 0, "delta": {"content": "The"}, "finish_reason": None}]
+    last = {"index": 0, "delta": {"content": ":"}, "finish_reason": "length", "stop_reason": None}
+    assert short[-1]["choices"] == [last]
 
 
 def test_the_chunks_of_vllm_are_regular() -> None:
     data = (VLLM[0].parent / "chat-plain-length-stream.body").read_bytes()
     events = [one.data for one in Decoder().feed(data) if one.data]
     found = [one for one in events if (begins := opening(one)) is not None and parts(one, begins) is not None]
-    assert len(found) >= len(events) - 4  # all but the role, the finish, the count and [DONE]
+    assert len(found) == len(events) - 3  # all but the role, the count and [DONE]
 
 
-def chunk(field: str, text: Any, token: Any, logprob: Any, ids: Any, **more: Any) -> dict[str, Any]:
+def chunk(
+    field: str | None, text: Any, token: Any, logprob: Any, ids: Any, ended: tuple[Any, ...] = (None,)
+) -> dict[str, Any]:
     entry = {"token": token, "logprob": logprob, "bytes": [1], "top_logprobs": []}
     choice = {
         "index": 0,
-        "delta": {field: text},
+        "delta": {} if field is None else {field: text},
         "logprobs": {"content": [entry]},
-        "finish_reason": None,
+        **dict(zip(("finish_reason", "stop_reason"), ended, strict=False)),
         "token_ids": ids,
     }
-    return {**HEAD, "choices": [choice], **more}
+    return {**HEAD, "choices": [choice]}
 
 
 def written(value: Any, ascii_only: bool) -> bytes:
@@ -96,21 +100,33 @@ def written(value: Any, ascii_only: bool) -> bytes:
 
 CHUNKS = st.builds(
     chunk,
-    st.sampled_from(["content", "content", "content", "reasoning", "reasoning_content", "refusal", "role"]),
+    st.sampled_from(["content", "content", "content", "reasoning", "reasoning_content", "refusal", "role", None]),
     st.text(max_size=6)
     | st.sampled_from(['"', "\\", "\n", "\t\\n", "\u2028", "\x7f", "é", "\x00", "\ud800", "", None]),
     st.text(max_size=4) | st.sampled_from(["token_id:17", '"', None]),
     st.floats(-9999, 0) | st.sampled_from([0, -1, -9999.0, float("-inf"), float("nan"), 1e-7, None, "x", True]),
     st.lists(st.integers(0, 50000), max_size=2) | st.sampled_from([[1], [2], [-1], [2**63], [True], None, [0]]),
+    st.sampled_from(
+        [(None,)] * 9 + [("stop", None), ("stop", 2), ("length", "\n\u2028"), ("stop", -1), ("",), ("x", 0.5)]
+    ),
+)
+#: What a stream opens with, of which the chunks that follow learn what they begin with; or nothing.
+OPENINGS = st.lists(
+    st.sampled_from(
+        [
+            {**HEAD, "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}], **more}
+            for more in ({}, {"prompt_token_ids": [1, 2], "prompt_text": None}, {"prompt_token_ids": None})
+        ]
+    ),
+    max_size=2,
 )
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.tuples(CHUNKS, st.booleans(), st.integers(0, 400), st.integers(-1, 255)), max_size=8))
-def test_streams_of_any_making(chunks: list[tuple[dict[str, Any], bool, int, int]]) -> None:
+@given(OPENINGS, st.lists(st.tuples(CHUNKS, st.booleans(), st.integers(0, 400), st.integers(-1, 255)), max_size=8))
+def test_streams_of_any_making(opens: list[Any], chunks: list[tuple[dict[str, Any], bool, int, int]]) -> None:
     """Written with and without escapes, and some with a byte changed: the two ways never differ."""
-    events = [written({**HEAD, "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}, False)]
-    events += [written(chunk("content", "a", "a", -0.5, [7]), False)] * 2
+    events = [written(one, False) for one in opens]
     for one, ascii_only, place, byte in chunks:
         data = bytearray(written(one, ascii_only))
         if byte >= 0:
@@ -144,7 +160,7 @@ def test_long_prompts_are_cut_out_or_parsed_to_the_same(
         events = [written(one, False) for one in (*chunks, {**HEAD, "choices": [], **counted})]
         cut = told(events, body)
         with monkeypatch.context() as patch:
-            patch.setattr(readers, "CUT_ABOVE", 1 << 30)
+            patch.setattr(readers, "_PROMPT_KEYS", ())
             assert cut == told(events, body)
     unstreamed = {**body, "stream": False}
     message = {"role": "assistant", "content": "a"}
@@ -152,10 +168,27 @@ def test_long_prompts_are_cut_out_or_parsed_to_the_same(
         {**HEAD, "choices": [{**said, "delta": None, "message": message}], "prompt_token_ids": prompt, **counted}, False
     )
     answers = []
-    for above in (readers.CUT_ABOVE, 1 << 30):
+    for keys in (readers._PROMPT_KEYS, ()):
         with monkeypatch.context() as patch:
-            patch.setattr(readers, "CUT_ABOVE", above)
+            patch.setattr(readers, "_PROMPT_KEYS", keys)
             vllm = engine("vllm")
             reader: Reader = vllm.reader(CHAT, unstreamed, vllm.ask(CHAT, unstreamed, Wants()))
             answers.append((reader.body(whole), reader.capture("ok", status=200), reader.assembled()))
     assert answers[0] == answers[1]
+
+
+def test_ids_that_are_no_prompts_stay_where_they_are() -> None:
+    """What a gateway, or a tool call, calls by the same name is the agent's."""
+    said = {"index": 0, "message": {"role": "assistant", "content": "a"}, "finish_reason": "stop", "token_ids": [7]}
+    entry = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}
+    strange = {"prompt_token_ids": list(range(9000)), "input_ids": [1, 2]}
+    vllm = engine("vllm")
+    body = {**BODY, "stream": False}
+    for told in ({}, {"prompt_token_ids": [5, 6]}, {"prompt_token_ids": strange["prompt_token_ids"]}):
+        reader: Reader = vllm.reader(CHAT, body, vllm.ask(CHAT, body, Wants()))
+        choice = {**said, "logprobs": {"content": [entry]}}
+        whole = {**HEAD, "choices": [choice], "kv_transfer_params": strange, **told}
+        given = json.loads(reader.body(written(whole, False)))
+        assert given["kv_transfer_params"] == strange and given.get("prompt_token_ids") is None
+        assert reader.assembled()["kv_transfer_params"] == strange
+        assert reader.sampled.prompt == told.get("prompt_token_ids")

@@ -1,0 +1,92 @@
+"""What an agent did not ask for, and how it is taken out of what the engine says, so that nobody sees that we asked."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from capture.assemble import ID_KEYS, NESTED, without_ids
+
+_EXT_KEYS: Final = ("input_ids", "output_ids")
+
+
+class Hide(NamedTuple):
+    """What the agent did not ask for, and so does not get.
+
+    `nulls` are the keys that an answer nobody asked anything of carries with null: they are set to null, not taken
+    away. The other keys of what is hidden are taken away.
+    """
+
+    logprobs: bool = True
+    prompt: bool = True
+    sampled: bool = True
+    usage: bool = True
+    nulls: frozenset[str] = frozenset()
+
+    def strip(self, body: dict[str, Any], *, streamed: bool) -> bool:
+        """Takes it out of a chunk, or of a whole body; whether anything was there."""
+        changed = self._strip_ids(body)
+        ext = body.get("sglext")
+        if isinstance(ext, dict):
+            left = {name: value for name, value in ext.items() if not self._hides_ext(name)}
+            changed |= len(left) < len(ext)
+            body["sglext"] = left
+            if not left:
+                del body["sglext"]
+        choices = body.get("choices")
+        for part in choices if isinstance(choices, list) else ():
+            if not isinstance(part, dict):
+                continue
+            if self.logprobs and part.get("logprobs") is not None:
+                changed |= self._mute(part, "logprobs")
+            changed |= self._strip_ids(part)
+        if self.usage and streamed and body.get("usage") is not None:
+            del body["usage"]
+            changed = True
+        return changed
+
+    def is_ours(self, chunk: dict[str, Any], *, steps: bool) -> bool:
+        """Whether a chunk exists only because we asked: the counts, the ids, and where `steps` one without text."""
+        choices = chunk.get("choices")
+        if not choices:
+            ext, usage = chunk.get("sglext"), isinstance(chunk.get("usage"), dict)
+            if isinstance(ext, dict) and any(not self._hides_ext(name) for name in ext):
+                return False
+            return self.usage if usage else isinstance(ext, dict)
+        if not isinstance(choices, list) or not steps:
+            return False
+        for one in choices:
+            if not isinstance(one, dict) or one.get("finish_reason") is not None:
+                return False
+            delta = one.get("delta")
+            if not isinstance(delta, dict):
+                return False
+            for value in delta.values():
+                if value is not None:
+                    return False
+        return True
+
+    def _strip_ids(self, place: dict[str, Any]) -> bool:
+        changed = False
+        if not ID_KEYS.isdisjoint(place):
+            for key in ID_KEYS.intersection(place):
+                if self.prompt if key == "prompt_token_ids" else self.sampled:
+                    changed |= self._mute(place, key)
+        if not NESTED.isdisjoint(place):
+            for name in NESTED.intersection(place):
+                if isinstance(place[name], dict):
+                    left = without_ids(place[name]) if self.prompt and self.sampled else place[name]
+                    changed |= len(left) < len(place[name])
+                    place[name] = left
+        return changed
+
+    def _mute(self, place: dict[str, Any], key: str) -> bool:
+        if key in self.nulls:
+            if place[key] is None:
+                return False
+            place[key] = None
+        else:
+            del place[key]
+        return True
+
+    def _hides_ext(self, name: str) -> bool:
+        return name in _EXT_KEYS and (self.prompt if name == "input_ids" else self.sampled)

@@ -1,0 +1,84 @@
+"""What of a call's tokens is missing, and why: the answer held to itself, to the request and to the engine's counts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from capture.codes import why
+from capture.record import FIELDS, Completion, Unavailable
+
+if TYPE_CHECKING:
+    from capture.engines.reader import Reader
+
+
+def of_failed(status: int) -> dict[str, Unavailable]:
+    """Of a call that the engine did not answer: everything."""
+    return dict.fromkeys(FIELDS, why("upstream_http_error", status=status))
+
+
+def of_cut_short(reader: Reader, outcome: str, completions: list[Completion]) -> dict[str, Unavailable]:
+    """Of a call that was `aborted` or `truncated`, or of which the engine said an error in the middle."""
+    missing = dict(reader.ask.unavailable)
+    code = "stream_aborted" if outcome == "aborted" else "stream_error"
+    lost = reader.engine.ids_lost_by_cut(reader) if outcome == "aborted" else code
+    no_ids = not completions or any(one.token_ids is None for one in completions)
+    missing.setdefault("completion_token_ids", why(lost if no_ids else code))
+    missing.setdefault("logprobs", why(code))
+    if reader.sampled.prompt_ids() is None:
+        missing.setdefault("prompt_token_ids", why(lost))
+    return missing
+
+
+def of_finished(reader: Reader, completions: list[Completion]) -> dict[str, Unavailable]:
+    """Of a call that was answered to its end: nothing, where the engine's own counts agree."""
+    missing = dict(reader.ask.unavailable)
+    known = set(missing)
+    hidden = reader.request.get("include_reasoning") is False
+    if len(completions) < reader.expected:
+        for name in ("completion_token_ids", "logprobs"):
+            missing.setdefault(name, why("choices_missing" if completions else "no_choices"))
+    for choice in reader.sampled.choices.values():
+        if choice.malformed:
+            missing.setdefault("completion_token_ids", why("ids_malformed"))
+        if choice.problem:
+            missing.setdefault("logprobs", why(choice.problem))
+    if any(one.token_ids is None for one in completions):
+        code = "hidden_by_include_reasoning" if hidden else reader.engine.ids_missing(reader)
+        sampled = sum(len(one.token_ids or ()) for one in completions)
+        told = reader.told("completion_tokens")
+        missing.setdefault("completion_token_ids", why(code, sampled=sampled, told="?" if told is None else told))
+    if any(one.logprobs is None for one in completions):
+        missing.setdefault("logprobs", why("hidden_by_include_reasoning" if hidden else "logprobs_not_returned"))
+    _check_prompt(reader, missing)
+    _check_counts(reader, completions, missing)
+    if reader.unreadable:
+        # The counts say whether the part that could not be read held anything of what is missing.
+        for name in set(missing) - known:
+            missing[name] = why("answer_unreadable")
+    return missing
+
+
+def _check_prompt(reader: Reader, missing: dict[str, Unavailable]) -> None:
+    if reader.several_prompts:
+        missing.setdefault("prompt_token_ids", why("several_prompts"))
+        return
+    prompt, told = reader.sampled.prompt_ids(), reader.engine.prompt_count(reader)
+    if prompt is None:
+        missing.setdefault("prompt_token_ids", why("no_prompt_ids"))
+    elif told is not None and told != len(prompt):
+        missing.setdefault("prompt_token_ids", why("count_mismatch_usage", sampled=len(prompt), told=told))
+
+
+def _check_counts(reader: Reader, completions: list[Completion], missing: dict[str, Unavailable]) -> None:
+    if "completion_token_ids" in missing:
+        return
+    engine = reader.engine
+    sampled = sum(len(one.token_ids or ()) for one in completions)
+    told = engine.sampled_count(reader)
+    if told is None:
+        missing["completion_token_ids"] = why(engine.count_missing(reader))
+    elif sampled != told:
+        missing["completion_token_ids"] = why(engine.ids_lost(reader, sampled, told), sampled=sampled, told=told)
+    if any(len(one.logprobs or ()) != len(one.token_ids or ()) for one in completions):
+        held = sum(len(one.logprobs or ()) for one in completions)
+        missing.setdefault("logprobs", why(engine.logprobs_lost(reader, sampled, held), sampled=sampled, told=held))
