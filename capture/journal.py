@@ -49,6 +49,7 @@ class JournalWriter:
                 f"cannot open the journal {path}: {error.strerror}; give a folder that can be written"
             ) from error
         try:
+            self._file = _identity(os.fstat(self._fd))
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._begin_on_a_fresh_line()
         except BlockingIOError as error:
@@ -75,16 +76,15 @@ class JournalWriter:
         if self._fd < 0:
             raise JournalClosed(f"the journal {self.path} is sealed")
         data = line + b"\n"
-        before = os.fstat(self._fd).st_size
+        written = 0
         try:
-            written = os.write(self._fd, data)
-            while written < len(data):  # a signal, or a disk that is nearly full
-                written += os.write(self._fd, data[written:])
+            while written < len(data):  # more than once after a signal, or where a disk is nearly full
+                written += os.write(self._fd, data[written:] if written else data)
             if self.fsync:
                 os.fdatasync(self._fd)
         except OSError as error:
             with suppress(OSError):  # a part of a line is no record: take it back, we are the only writer
-                os.ftruncate(self._fd, before)
+                os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
             raise JournalError(f"cannot write the journal {self.path}: {error.strerror}") from error
         if not self._in_place():
             raise JournalError(
@@ -96,10 +96,9 @@ class JournalWriter:
     def _in_place(self) -> bool:
         """Whether the file that is being written is the one that a reader finds at the path."""
         try:
-            there = os.stat(self.path)  # noqa: PTH116 (a call of the hot path)
+            return _identity(os.stat(self.path)) == self._file  # noqa: PTH116 (a call of the hot path)
         except OSError:
             return False
-        return os.path.samestat(there, os.fstat(self._fd))
 
     def close(self) -> None:
         """Seals the journal: synced to disk, closed; further lines are refused. May be called twice."""
@@ -109,6 +108,11 @@ class JournalWriter:
             os.fsync(self._fd)
         os.close(self._fd)
         self._fd = -1
+
+
+def _identity(file: os.stat_result) -> tuple[int, int]:
+    """What no other file has while this one is open, be it deleted or not."""
+    return file.st_dev, file.st_ino
 
 
 @dataclass(frozen=True, slots=True)

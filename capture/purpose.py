@@ -7,32 +7,46 @@ continues a call is of its kind (`train.tokens`).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, Final
 
 PURPOSES: Final = ("agent", "helper", "title", "summary", "compaction", "subagent")
 
-#: The words with which known agents open their side calls (opencode 1.18, pi 0.73 and 0.74, Claude Code 2.1).
-_SIDE: Final = (
-    ("title", re.compile(r"title generator|generate (?:a|the) (?:short |concise |brief )?[\w\s,-]{0,40}title", re.I)),
-    ("compaction", re.compile(r"compact(?:ion|ing)|context (?:checkpoint|summari[sz]ation)", re.I)),
-    ("summary", re.compile(r"summari[sz](?:e|ing|ation)", re.I)),
-)
+#: The words with which known agents open their side calls (opencode 1.18, pi 0.73 and 0.74, Claude Code 2.1), in lower
+#: case as all words here; the first that stands there says what the call is for.
+_SIDE: Final = {
+    "title generator": "title",
+    "compaction": "compaction",
+    "compacting": "compaction",
+    "context checkpoint": "compaction",
+    "context summarization": "compaction",
+    "context summarisation": "compaction",
+    "summarize": "summary",
+    "summarise": "summary",
+    "summarizing": "summary",
+    "summarising": "summary",
+    "summarization": "summary",
+    "summarisation": "summary",
+}
+_TITLE: Final = re.compile(r"generate (?:a|the) (?:short |concise |brief )?[\w\s,-]{0,40}title")
 #: Compaction that is asked for with the agent's tools at hand, by the system prompt or by the last message
 #: (Claude Code 2.1, Codex 0.171).
-_COMPACTS: Final = re.compile(
-    r"tasked with summari[sz]ing conversations|create a detailed summary of (?:the|our|this) conversation"
-    r"|context checkpoint compaction",
-    re.I,
-)
+_COMPACTS: Final = {
+    "tasked with summarizing conversations": "compaction",
+    "tasked with summarising conversations": "compaction",
+    "create a detailed summary of the conversation": "compaction",
+    "create a detailed summary of our conversation": "compaction",
+    "create a detailed summary of this conversation": "compaction",
+    "context checkpoint compaction": "compaction",
+}
 #: Openings of side calls that have tools, or no other sign (Claude Code 2.1.318, Qwen Code 0.24): sub-agents of Claude
 #: Code have the same tools as the agent that sent them.
-_NAMED: Final = (
-    ("title", re.compile(r"you are naming a coding session", re.I)),
-    ("helper", re.compile(r"acting as the managed memory extraction", re.I)),
-    ("subagent", re.compile(r"subagent working for a parent agent|you are an agent for Claude Code,", re.I)),
-)
+_NAMED: Final = {
+    "you are naming a coding session": "title",
+    "acting as the managed memory extraction": "helper",
+    "subagent working for a parent agent": "subagent",
+    "you are an agent for claude code,": "subagent",
+}
 _LOOKED_AT: Final = 600
 
 
@@ -42,25 +56,25 @@ def purpose(body: Mapping[str, Any], headers: Mapping[str, str]) -> str:
         return "subagent"
     messages = body.get("messages")
     messages = messages if isinstance(messages, list) else []
-    opening = _system_text(messages)[:_LOOKED_AT]
-    if _COMPACTS.search(opening) or (messages and _COMPACTS.search(_text(messages[-1], "user")[:_LOOKED_AT])):
-        return "compaction"
-    if named := next((name for name, words in _NAMED if words.search(opening)), None):
+    opening = _system_text(messages)[:_LOOKED_AT].lower()
+    last = _text(messages[-1], "user")[:_LOOKED_AT].lower() if messages else ""
+    named = _first(opening, _COMPACTS) or _first(last, _COMPACTS) or _first(opening, _NAMED)
+    if named is not None:
         return named
     if body.get("tools"):
         return "agent"
     if _wants_a_title(body):
         return "title"
-    return next((name for name, words in _SIDE if words.search(opening)), "agent")
+    if "title" in opening and _TITLE.search(opening):
+        return "title"
+    return _first(opening, _SIDE) or "agent"
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """What tells one agent of a rollout from another: its system prompt, its tools and how its conversation opens."""
-
-    system: int
-    tools: frozenset[str]
-    opening: int
+def _first(text: str, words: Mapping[str, str]) -> str | None:
+    for one, named in words.items():
+        if one in text:
+            return named
+    return None
 
 
 class Purposes:
@@ -72,27 +86,26 @@ class Purposes:
     """
 
     def __init__(self) -> None:
-        self._main: _Shape | None = None
+        self._main: tuple[Hashable, ...] | None = None
 
     def of(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> str:
         told = purpose(body, headers)
         if told != "agent" or not body.get("tools"):
             return told
-        shape = _shape(body)
         if self._main is None:
-            self._main = shape
-        main = self._main
-        differs = shape.system != main.system and shape.tools != main.tools and shape.opening != main.opening
-        return "subagent" if differs else "agent"
+            self._main = tuple(_shape(body))
+        shares = any(own == main for own, main in zip(_shape(body), self._main, strict=True))
+        return "agent" if shares else "subagent"
 
 
-def _shape(body: Mapping[str, Any]) -> _Shape:
+def _shape(body: Mapping[str, Any]) -> Iterator[Hashable]:
+    """What tells one agent of a rollout from another: its system prompt, its tools and how its conversation opens."""
     messages = body.get("messages")
     messages = messages if isinstance(messages, list) else []
+    yield hash(_system_text(messages))
     tools = body.get("tools")
-    names = [_tool_name(tool) for tool in tools] if isinstance(tools, list) else []
-    opening = next((text for message in messages if (text := _text(message, "user"))), "")
-    return _Shape(hash(_system_text(messages)), frozenset(names), hash(opening))
+    yield frozenset(_tool_name(tool) for tool in tools) if isinstance(tools, list) else frozenset()
+    yield hash(next((text for message in messages if (text := _text(message, "user"))), ""))
 
 
 def _tool_name(tool: Any) -> str:

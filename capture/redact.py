@@ -7,7 +7,8 @@ secret the record says so (`secrets_seen`), and replacing it (`redact_text`) is 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 REDACTED: Final = "***REDACTED***"
@@ -30,6 +31,9 @@ _TEXT_FIELDS: Final = frozenset(
 )
 #: Parts of a message that name an address, which is no text that a model reads.
 _MEDIA: Final = frozenset("image_url video_url audio_url file_url".split())
+_NUMBERS: Final = frozenset((int, float, bool))
+#: The last characters of a field's name by which it is known.
+_NAME: Final = 32
 _SCHEME: Final = re.compile(r"(?i)(bearer|basic|token)\s")
 
 
@@ -58,6 +62,8 @@ _KINDS: Final = (
     _Kind("jwt", ("eyJ",), re.compile(r"eyJ[A-Za-z0-9_]{10,300}\.eyJ[A-Za-z0-9_-]{10,4000}\.[A-Za-z0-9_-]{5,1000}")),
 )  # fmt: skip
 _WORDS: Final = tuple(word for kind in _KINDS for word in kind.words)
+#: No secret of any kind is shorter (an OpenAI key is `sk-` and twelve characters or more).
+_SHORTEST: Final = 15
 _URL_USER: Final = re.compile(r"(?<=://)(?!\*\*\*R)[^/\s@:]{1,200}(?::[^/\s@]{0,200})?(?=@)")
 _URL_QUERY: Final = re.compile(
     r"(?<=[?&])((?:api[_-]?key|access_token|password|signature|sig|x-amz-signature|token|secret)=)[^&\s\"']{1,2000}",
@@ -67,34 +73,41 @@ _URL_QUERY: Final = re.compile(
 
 def redact(value: Any) -> Any:
     """`value` with the secrets of known fields, addresses and errors replaced; the same object where none was."""
+    if isinstance(value, str):
+        return redact_text(value)
     if isinstance(value, dict):
         changed: dict[Any, Any] | None = None
         for name, item in value.items():
-            new = _field(name, item)
+            if item is None or type(item) in _NUMBERS:
+                continue
+            clean = _cleaner(name[-_NAME:])
+            new = item if clean is None else clean(item)
             if new is not item:
                 changed = changed if changed is not None else dict(value)
                 changed[name] = new
         return value if changed is None else changed
-    if isinstance(value, list):
-        return _each(value, redact)
-    return redact_text(value) if isinstance(value, str) else value
+    return _each(value, redact) if isinstance(value, list) else value
 
 
-def _field(name: Any, item: Any) -> Any:
-    if item is None or not isinstance(name, str):
-        return item
+@lru_cache(1024)
+def _cleaner(name: str) -> Callable[[Any], Any] | None:
+    """What cleans the value of a field of this name; None where the value stays as it is."""
     key = name.lower().replace("-", "_")
-    if key == "input" and isinstance(item, list):
-        return _each(item, _message)  # items of the responses dialect
+    if key in ("messages", "input"):  # the second: items of the responses dialect
+        return _messages
     if key in _TEXT_FIELDS:
-        return item
-    if key == "messages":
-        return _each(item, _message) if isinstance(item, list) else item
+        return None
     if key == "tools":
-        return _each(item, _tool) if isinstance(item, list) else item
-    if f"_{key}".endswith(_SECRET_ENDS):
-        return _blank(item)
-    return redact(item)
+        return _tools
+    return _blank if f"_{key}".endswith(_SECRET_ENDS) else redact
+
+
+def _messages(value: Any) -> Any:
+    return _each(value, _message) if isinstance(value, list) else value
+
+
+def _tools(value: Any) -> Any:
+    return _each(value, _tool) if isinstance(value, list) else value
 
 
 def _message(message: Any) -> Any:
@@ -161,7 +174,10 @@ def redact_text(text: str) -> str:
     """A text with everything that looks like a secret replaced; the same object where nothing does."""
     if text.startswith("data:"):
         return text
-    for kind in _KINDS if _suspect(text) else ():
+    suspect = _suspect(text)
+    if not suspect and "://" not in text and "=" not in text:
+        return text
+    for kind in _KINDS if suspect else ():
         kept, done = [], 0
         for start, end in sorted(_found(text, kind)):
             kept += [text[done:start], REDACTED]
@@ -179,25 +195,39 @@ def secrets_seen(*values: Any) -> list[str]:
     """
     seen: set[str] = set()
     short: list[str] = []
-    for text in _texts(list(values)):
-        if len(text) < _LONG:
-            short.append(text)
-            continue
-        key = hash(text)
-        kinds = _looked_at.get(key)
-        if kinds is None:
-            if len(_looked_at) >= _MOST:
-                _looked_at.clear()
-            kinds = _looked_at[key] = _kinds(text)
-        seen |= kinds
+    stack = list(values)
+    while stack:
+        item = stack.pop()
+        kind = type(item)
+        if kind is str:
+            if item.startswith("data:"):  # an image
+                continue
+            if len(item) < _LONG:
+                short.append(item)
+            else:
+                seen |= _kinds_of_long(item)
+        elif kind is dict:
+            stack += item.values()
+        elif kind is list and item and type(item[0]) not in _NUMBERS:
+            stack += item
     seen |= _kinds("\n".join(short))
     return sorted(seen)
 
 
 #: Texts of this many characters are looked at once; of so many of them is remembered what was found.
-_LONG: Final = 1024
-_MOST: Final = 10_000
+_LONG: Final = 128
+_MOST: Final = 20_000
 _looked_at: dict[int, frozenset[str]] = {}
+
+
+def _kinds_of_long(text: str) -> frozenset[str]:
+    key = hash(text)
+    kinds = _looked_at.get(key)
+    if kinds is None:
+        if len(_looked_at) >= _MOST:
+            _looked_at.clear()
+        kinds = _looked_at[key] = _kinds(text)
+    return kinds
 
 
 def _kinds(text: str) -> frozenset[str]:
@@ -210,7 +240,12 @@ def _kinds(text: str) -> frozenset[str]:
 
 def _suspect(text: str) -> bool:
     """Whether any kind's words stand in a text at all."""
-    return any(word in text for word in _WORDS)
+    if len(text) < _SHORTEST:
+        return False
+    for word in _WORDS:  # noqa: SIM110 (a generator costs as much as the search)
+        if word in text:
+            return True
+    return False
 
 
 def _found(text: str, kind: _Kind) -> Iterator[tuple[int, int]]:
@@ -227,15 +262,3 @@ def _found(text: str, kind: _Kind) -> Iterator[tuple[int, int]]:
                     done = following = match.end()
             at = text.find(word, following)
         done = 0
-
-
-def _texts(stack: list[Any]) -> Iterator[str]:
-    while stack:
-        item = stack.pop()
-        if isinstance(item, str):
-            if not item.startswith("data:"):  # an image
-                yield item
-        elif isinstance(item, dict):
-            stack.extend(item.values())
-        elif isinstance(item, list) and item and not isinstance(item[0], int | float):
-            stack.extend(item)

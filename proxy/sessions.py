@@ -35,7 +35,7 @@ from proxy.token_in import TokenIn
 log = logging.getLogger("proxy")
 
 #: A line longer than this is written off the event loop.
-INLINE_LINE = 64 * 1024
+INLINE_LINE = 256 * 1024
 #: What the keys of opened sessions begin with.
 KEY = "sk-capture-"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")

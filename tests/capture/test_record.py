@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+from typing import Any
 
 import orjson
 import pytest
@@ -75,13 +77,41 @@ def capture(*completions: Completion, prompt: Ids | None = None) -> TokenCapture
     )  # fmt: skip
 
 
+def plain_digest(told: dict[str, Any]) -> str:
+    """The digest as it is defined: of what Python's own json writes."""
+    return "sha256:" + hashlib.sha256(json.dumps(told, separators=(",", ":")).encode()).hexdigest()
+
+
+#: Any logprob, and those about which writers of JSON differ: below 1e-4 and beyond 1e15.
+logprobs = (
+    st.floats(-9998, 0)
+    | st.floats(-2e-4, 2e-4)
+    | st.floats(1e14, 1e17)
+    | st.floats(0, allow_nan=False, allow_infinity=False)
+    | st.integers(-9998, 5)
+    | st.sampled_from([0.0, -0.0, -1e-4, -9.999999747378752e-05, -1.1920928955078125e-07, -5e-324, 1e15, 1e16])
+)
+
+
+@given(ids, st.lists(st.lists(logprobs, max_size=8), min_size=1, max_size=3))
+def test_a_digest_is_that_of_pythons_json(prompt: list[int], sampled: list[list[float]]) -> None:
+    choices = [Completion(n, Ids.of(range(len(one))), None, one) for n, one in enumerate(sampled)]
+    made = capture(*choices, prompt=Ids.of(prompt))
+    told = {
+        "prompt_token_ids": prompt,
+        "completions": [
+            {"index": n, "token_ids": list(range(len(one))), "logprobs": [float(value) for value in one]}
+            for n, one in enumerate(sampled)
+        ],
+    }
+    assert made.complete and made.digest == plain_digest(told) == made.compute_digest()
+
+
 def test_a_whole_capture_is_complete_and_has_a_digest_that_json_can_repeat() -> None:
     made = capture(Completion(0, Ids.of([5, 6]), ["a", "b"], [-0.5, -1e-05]), prompt=Ids.of([1, 2]))
     assert made.complete
     told = {"prompt_token_ids": [1, 2], "completions": [{"index": 0, "token_ids": [5, 6], "logprobs": [-0.5, -1e-05]}]}
-    import hashlib
-
-    assert made.digest == "sha256:" + hashlib.sha256(json.dumps(told, separators=(",", ":")).encode()).hexdigest()
+    assert made.digest == plain_digest(told)
     again = TokenCapture.from_json(orjson.loads(orjson.dumps(made.to_json())))
     assert again.complete and again.digest == made.digest == again.compute_digest()
 

@@ -18,6 +18,7 @@ import pytest
 from capture.journal import JournalReader
 from proxy import Settings, SettingsError, serve
 from proxy.errors import SessionError
+from proxy.sessions import INLINE_LINE
 from tests.proxy.conftest import Bench, Started
 from tests.proxy.fake_engine import FakeEngine, Seen, replays, streams, transcript, whole
 from tests.proxy.test_kill import start_proxy
@@ -160,14 +161,14 @@ async def test_a_journal_goes_on_after_kill_9_with_its_torn_line_left_out_and_it
 
 @pytest.mark.parametrize("fsync", [False, True])
 async def test_long_and_short_lines_are_whole_whatever_ends_at_once(started: Started, fsync: bool) -> None:
-    """Lines beyond 64 KiB are written by other threads: still one at a time, in the order the calls ended."""
+    """Lines beyond `INLINE_LINE` are written by other threads: still one at a time, in the order the calls ended."""
     _, recorded = transcript(PLAIN)
 
     async def answer(seen: Seen) -> Any:
         yield whole(200, recorded)
 
     async with FakeEngine(answer) as engine, started(engine.url, fsync=fsync) as bench:
-        sizes = [(number * 7919) % 5 * 60_000 for number in range(60)]
+        sizes = [(number * 7919) % 5 * INLINE_LINE // 3 for number in range(60)]
         await asyncio.gather(*(answered(bench, user=str(n), pad="x" * size) for n, size in enumerate(sizes)))
         calls = bench.calls()
     assert sorted(int(call.request_body["user"]) for call in calls) == list(range(60))
@@ -191,7 +192,7 @@ async def test_a_call_that_is_stopped_while_its_line_is_written_keeps_its_line(t
 
             session.journal.append = slowly  # type: ignore[method-assign]
             async with httpx.AsyncClient(base_url=proxy.base_url) as client:
-                body = {**CHAT, "stream": True, "pad": "x" * 100_000}
+                body = {**CHAT, "stream": True, "pad": "x" * INLINE_LINE}
                 sending = [asyncio.ensure_future(client.post("/chat/completions", json=body)) for _ in range(3)]
                 while session.in_flight < 3:
                     await asyncio.sleep(0.01)

@@ -1,0 +1,167 @@
+"""Token ids of a prompt or a sampled text, kept as the compact JSON text they came in until somebody needs numbers.
+
+So a prompt of 100,000 ids is copied from the engine's answer to the journal, and compared with the call before it,
+without being parsed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, overload
+
+import orjson
+
+from capture.errors import RecordError
+
+_DIGITS: Final = b"0123456789"
+_ZERO_THEN_DIGIT: Final = re.compile(rb",0[0-9]")
+#: Twice as fast as `b",," in text`, for which every comma is a candidate.
+_NOTHING_BETWEEN: Final = re.compile(rb",,")
+_SPACE: Final = b" \t\r\n"
+
+
+class Ids(Sequence[int]):
+    """Token ids: non-negative ints, kept as compact JSON text (`b"1,2,3"`), parsed when a number is asked for."""
+
+    __slots__ = ("_count", "_list", "text")
+
+    def __init__(self, text: bytes, values: list[int] | None = None) -> None:
+        """`text` must be what `Ids.of` or `Ids.parse` would have made; use those."""
+        self.text = text
+        self._list = values
+        self._count = len(values) if values is not None else -1
+
+    @classmethod
+    def of(cls, values: Iterable[int]) -> Ids:
+        """Ids from ints; raises `RecordError` for a bool, a float or a negative number."""
+        held = list(values)
+        if not are_ids(held):
+            for value in held:
+                if type(value) is not int or value < 0:
+                    raise RecordError(f"a token id must be a non-negative integer, not {value!r}")
+        return cls(orjson.dumps(held)[1:-1], held)
+
+    @classmethod
+    def parse(cls, array: bytes) -> Ids | None:
+        """Ids from the bytes of a JSON array, or None when it holds anything but non-negative ints.
+
+        Checked with a few passes at C speed: 100,000 ids take well under a millisecond.
+        """
+        return cls.parse_text(array[1:-1]) if array[:1] == b"[" and array[-1:] == b"]" else None
+
+    @classmethod
+    def parse_text(cls, text: bytes) -> Ids | None:
+        """`parse` of what stands between the brackets."""
+        bones = text.translate(None, _DIGITS)
+        if bones != b"," * len(bones):
+            # Spaces between the numbers are JSON too; anything else is not ids. "1 2" must not become "12".
+            if bones.translate(None, b"," + _SPACE):
+                return None
+            return cls._from_values(orjson_loads_or_none(b"[" + text + b"]"))
+        if not text:
+            return cls(b"", [])
+        if text[:1] == b"," or text[-1:] == b"," or _NOTHING_BETWEEN.search(text) or _leading_zero(text):
+            return None
+        ids = cls(text)
+        ids._count = len(bones) + 1
+        return ids
+
+    @classmethod
+    def _from_values(cls, values: object) -> Ids | None:
+        if not isinstance(values, list) or not are_ids(values):
+            return None
+        return cls(orjson.dumps(values)[1:-1], values)
+
+    @classmethod
+    def from_json(cls, value: object) -> Ids | None:
+        """Ids from a parsed JSON value, or None when it is no list of non-negative ints (an empty list is)."""
+        return cls._from_values(value)
+
+    def tolist(self) -> list[int]:
+        if self._list is None:
+            self._list = orjson.loads(b"[" + self.text + b"]")
+        return self._list
+
+    def json(self) -> orjson.Fragment:
+        """For `orjson.dumps`: the array, spliced in without being parsed."""
+        return orjson.Fragment(b"[" + self.text + b"]")
+
+    def startswith(self, other: Ids) -> bool:
+        """Whether these ids begin with those of `other`; a memory comparison, no parsing."""
+        if not other.text:
+            return True
+        if not self.text.startswith(other.text):
+            return False
+        end = len(other.text)
+        return len(self.text) == end or self.text[end : end + 1] == b","
+
+    def after(self, before: Ids) -> Ids:
+        """The ids that follow `before`, with which these must begin. Cut as text, nothing is parsed."""
+        return self if not before.text else Ids(self.text[len(before.text) + 1 :])
+
+    def common(self, other: Ids) -> int:
+        """How many ids these and `other` have in common from the first on."""
+        ours, theirs = self.text, other.text
+        low, high = 0, min(len(ours), len(theirs))
+        while low < high:  # halving: each step is one memory comparison
+            middle = (low + high + 1) // 2
+            if ours[low:middle] == theirs[low:middle]:
+                low = middle
+            else:
+                high = middle - 1
+        if not low:
+            return 0
+        whole = all(len(text) == low or text[low : low + 1] == b"," for text in (ours, theirs))
+        return ours.count(b",", 0, low) + (1 if whole and ours[low - 1 : low] != b"," else 0)
+
+    def __add__(self, other: Ids) -> Ids:
+        if not self.text or not other.text:
+            return other if not self.text else self
+        return Ids(self.text + b"," + other.text)
+
+    def __len__(self) -> int:
+        if self._count < 0:
+            self._count = self.text.count(b",") + 1 if self.text else 0
+        return self._count
+
+    def __bool__(self) -> bool:
+        return bool(self.text)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.tolist())
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        return self.tolist()[index]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Ids):
+            return self.text == other.text
+        return isinstance(other, list) and self.tolist() == other
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __repr__(self) -> str:
+        return f"Ids({len(self)}: {self.text[:40].decode()}{'…' if len(self.text) > 40 else ''})"
+
+
+def _leading_zero(text: bytes) -> bool:
+    """Whether a number is written like 007, which is not JSON."""
+    return (text[:1] == b"0" and text[1:2].isdigit()) or _ZERO_THEN_DIGIT.search(text) is not None
+
+
+def orjson_loads_or_none(data: bytes) -> Any:
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def are_ids(values: list[Any]) -> bool:
+    """Whether each is an int that can be a token's id, at C speed; of no values, each is."""
+    return not values or (set(map(type, values)) == {int} and min(values) >= 0 and max(values) < 2**63)
