@@ -23,6 +23,8 @@ MODES: Final = ("off", "auto", "require")
 #: code -> why a call's prompt was not bridged
 REASONS: Final[dict[str, str]] = {
     "begins": "its messages hold no reply that this session gave: a new conversation, or a compacted one",
+    "opened_again": "the session was opened again on a journal that has calls, none of which it holds in memory: "
+    "whether this goes on from one of them is not known; a new journal begins without them",
     "history_edited": "the agent changed what was said before; its compaction or its edits begin a new sequence",
     "system_changed": "the system prompt is another than in the call it goes on from",
     "tools_changed": "the tools are others than in the call it goes on from",

@@ -96,7 +96,9 @@ class Held:
     @property
     def size(self) -> int:
         """About how many bytes it keeps alive."""
-        ids = len(self.prompt.text) + len(self.rendered.text) + sum(len(one.sampled.text) for one in self.replies)
+        ids = len(self.prompt.text) + sum(len(one.sampled.text) for one in self.replies)
+        if self.rendered is not self.prompt:
+            ids += len(self.rendered.text)
         return ids + 128 * len(self.conversation.turns)
 
 

@@ -6,6 +6,7 @@ reports it. This is the only module of `capture` that opens files.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -45,9 +46,10 @@ class JournalWriter:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise JournalError(
-                f"cannot open the journal {path}: {error.strerror}; give a folder that can be written"
-            ) from error
+            remedy = "give a folder that can be written"
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                remedy = "an open session holds one, a call two more: raise the limit (ulimit -n)"
+            raise JournalError(f"cannot open the journal {path}: {error.strerror}; {remedy}") from error
         try:
             self._file = _identity(os.fstat(self._fd))
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -100,12 +102,17 @@ class JournalWriter:
         except OSError:
             return False
 
-    def close(self) -> None:
-        """Seals the journal: synced to disk, closed; further lines are refused. May be called twice."""
-        if self._fd < 0:
-            return
+    def sync(self) -> None:
+        """Returns when what was written is on the disk, or cannot be. Blocks for as long as the disk takes."""
         with suppress(OSError):
             os.fsync(self._fd)
+
+    def close(self, *, synced: bool = False) -> None:
+        """Seals the journal: synced to disk (unless it is), closed; further lines are refused. May be called twice."""
+        if self._fd < 0:
+            return
+        if not synced:
+            self.sync()
         os.close(self._fd)
         self._fd = -1
 

@@ -192,7 +192,7 @@ class Admin:
             defaults.policy_version = str(version)  # the default itself lives in another worker
             return JSONResponse({"policy_version": version})
         session = self.sessions.get(named)
-        session.policy_version = str(version)
+        self.sessions.set_policy(session, str(version))
         if defaults is not None and session is self.sessions.default:
             defaults.policy_version = str(version)
         return JSONResponse(session.state())

@@ -95,6 +95,21 @@ def proxy(
     workers: Annotated[
         int, typer.Option(envvar="CAPTURE_WORKERS", help="Processes; each session lives in one of them (Linux).")
     ] = 1,
+    session_idle: Annotated[
+        float,
+        typer.Option(
+            envvar="CAPTURE_SESSION_IDLE",
+            help="Seconds without a call after which a session that its address made (/s/NAME/v1) ends; its next call "
+            "opens it again, on the same journal. 0: never.",
+        ),
+    ] = 3600.0,
+    history_mb: Annotated[
+        int,
+        typer.Option(
+            envvar="CAPTURE_HISTORY_MB",
+            help="Memory for what all sessions remember of their calls (token-in, previous_response_id), in MiB.",
+        ),
+    ] = 1024,
     max_body_mb: Annotated[
         int, typer.Option(envvar="CAPTURE_MAX_BODY_MB", help="Larger request bodies get 413.")
     ] = 256,
@@ -140,6 +155,8 @@ def proxy(
             admin_host=admin_host,
             admin_port=admin_port,
             admin_key=admin_key or None,
+            session_idle=session_idle,
+            history_mb=history_mb,
             max_body_mb=max_body_mb,
             connect_timeout=connect_timeout,
             first_byte_timeout=first_byte_timeout,
@@ -168,7 +185,7 @@ async def _serve(settings: Settings) -> None:
     async with serve(settings) as proxy:
         quiet_garbage()
         keep_tidy()
-        default = proxy.sessions.default
+        default, told = proxy.sessions.default, proxy.sessions
         assert default is not None
         log.info("agents: %s%s", proxy.base_url, "" if settings.key is None else " (with the key you gave)")
         log.info("journal: %s", default.journal.path)
@@ -176,7 +193,6 @@ async def _serve(settings: Settings) -> None:
             log.info("admin: %s%s", proxy.admin_url, f" (key {settings.admin_key})" if made_key else "")
         await stop.wait()
         log.info("stopping: finishing calls in flight, at most %g s", settings.grace)
-    told = default.tally
     log.info("stopped: %d calls recorded, %d complete", told.calls, told.complete_calls)
 
 

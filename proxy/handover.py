@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable
 from typing import NamedTuple
 
-from proxy.sessions import keys
+from proxy.keys import keys
 
 _NAMED = re.compile(rb"[A-Z]+ /{1,8}s/([^/? ]+)")
 

@@ -24,6 +24,7 @@ from proxy.errors import ProxyError, SettingsError
 from proxy.metrics import Metrics
 from proxy.probe import probe_all
 from proxy.protocol import BoundedProtocol
+from proxy.remembered import Whole
 from proxy.sessions import Sessions
 from proxy.settings import Settings
 
@@ -66,7 +67,7 @@ class Proxy:
         return self.sessions.get(session_id).state()
 
     async def set_policy_version(self, session_id: str, version: str) -> None:
-        self.sessions.get(session_id).policy_version = version
+        self.sessions.set_policy(self.sessions.get(session_id), version)
 
 
 @asynccontextmanager
@@ -79,7 +80,10 @@ async def serve(settings: Settings, share: Share | None = None) -> AsyncIterator
     allow_many()
     metrics = Metrics()
     open_mode = settings.out is not None and settings.key is None
-    sessions = Sessions(open_mode=open_mode, out=settings.out, fsync=settings.fsync, grace=settings.grace)
+    sessions = Sessions(
+        open_mode=open_mode, out=settings.out, fsync=settings.fsync, grace=settings.grace, idle=settings.session_idle,
+        whole=Whole((settings.history_mb << 20) // settings.workers),
+    )  # fmt: skip
     door = Door(sessions, settings)
     sockets = [] if share else bind([settings.host, *settings.more_hosts], settings.port)
     door.port = share.port if share else sockets[0].getsockname()[1]

@@ -65,6 +65,13 @@ class Settings:
     #: Sampling parameters for calls that do not set them, such as `{"temperature": 1.0}`.
     sampling: dict[str, object] = field(default_factory=dict)
 
+    #: A session that its address made (`/s/NAME/v1`) ends after so long without a call; the next opens it again, on the
+    #: same journal. 0: never. Sessions that were opened with a key end when they are closed.
+    session_idle: float = 3600.0
+    #: What all sessions together remember of their calls (token-in, `previous_response_id`), those of all workers; what
+    #: was used longest ago goes first.
+    history_mb: int = 1024
+
     #: A request body larger than this gets 413.
     max_body_mb: int = 256
     connect_timeout: float = 10.0
@@ -112,6 +119,12 @@ class Settings:
             raise SettingsError("--workers passes open connections between processes, which needs Linux; leave it out")
         if self.max_body_mb <= 0:
             raise SettingsError("--max-body-mb must be at least 1")
+        if self.history_mb <= 0:
+            raise SettingsError("--history-mb must be at least 1; to remember nothing, leave token-in off")
+        if not math.isfinite(self.session_idle) or self.session_idle < 0:
+            raise SettingsError(
+                f"--session-idle must be a number of seconds, or 0 for never, not {self.session_idle:g}"
+            )
         for name in ("connect_timeout", "first_byte_timeout", "idle_timeout", "keepalive", "grace"):
             seconds = getattr(self, name)
             if not math.isfinite(seconds) or seconds < 0 or (seconds == 0 and name != "grace"):

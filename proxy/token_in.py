@@ -29,6 +29,8 @@ log = logging.getLogger("proxy")
 
 #: How often in a row the engine's tokenizer may fail before it is left alone.
 FAILURES = 3
+#: What was learned is kept for this many sets of tools and options a session; an agent may change them at every call.
+TEMPLATES = 256
 
 
 @dataclass(slots=True)
@@ -58,10 +60,12 @@ class TokenIn:
 
     session: str
     mode: str
+    #: Whether the session's journal had calls before it: replies may be theirs.
+    opened_again: bool = False
     off: str | None = None
     bridged: int = 0
     not_bridged: Counter[str] = field(default_factory=Counter)
-    _held: HeldCalls = field(default_factory=HeldCalls)
+    held: HeldCalls = field(default_factory=HeldCalls)
     _templates: dict[tuple[str, int], Template] = field(default_factory=dict)
     _failures: int = 0
 
@@ -103,9 +107,10 @@ class TokenIn:
         if self.off is not None:
             plan.detail = self.off
             return "turned_off" if now.replies else "begins"
-        found = parent(now, self._held, self._held.known)
+        found = parent(now, self.held, self.held.known)
         if isinstance(found, str):
-            return found
+            return "opened_again" if found == "begins" and now.replies and self.opened_again else found
+        self.held.used(found.held)
         plan.continues = found.held.call
         if engine.brings_prompt(body):
             return "own_prompt_ids"
@@ -117,7 +122,7 @@ class TokenIn:
         self, plan: Plan, found: Parent, replica: Replica, engine: Engine, body: dict[str, Any]
     ) -> str | None:
         assert plan.conversation is not None
-        plan.template = self._templates.setdefault((replica.label, plan.conversation.options), Template())
+        plan.template = self._template(replica.label, plan.conversation.options)
         bridging = Bridging(found, plan.conversation, plan.template, replica, engine, body)
         try:
             made = await bridging.bridge()
@@ -130,11 +135,19 @@ class TokenIn:
         plan.prompt, plan.closing = made.prompt, made.closing
         return None
 
+    def _template(self, label: str, options: int) -> Template:
+        found = self._templates.get((label, options))
+        if found is None:
+            found = self._templates[label, options] = Template()
+            if len(self._templates) > TEMPLATES:
+                del self._templates[next(iter(self._templates))]
+        return found
+
     def _turn_off(self, reason: str, detail: str = "") -> None:
         if self.off is None:
             self.off = REASONS[reason] + (f", {detail}" if detail else "")
             log.warning("session %s: token-in is off from now on: %s", self.session, self.off)
-        self._held.clear()
+        self.held.clear()
 
     # when the call is over
 
@@ -164,7 +177,7 @@ class TokenIn:
         if self.off is None and engine and plan.conversation is not None and outcome == "ok" and reader is not None:
             try:
                 rendered = plan.rendered if plan.prompt is not None else None
-                self._held.add(held_call(call, plan.conversation, rendered, engine, body, capture, reader.assembled()))
+                self.held.add(held_call(call, plan.conversation, rendered, engine, body, capture, reader.assembled()))
             except Exception as error:
                 log.exception("session %s: token-in cannot hold call %d (%s)", self.session, call, error)
         return self._record(plan)

@@ -55,7 +55,7 @@ def items_of(body: dict[str, Any], earlier: Earlier) -> list[tuple[str, dict[str
             raise Refusal(
                 400,
                 f"`previous_response_id` {previous!r} is not known in this session: it was not stored (`store` was "
-                "false) or is too long ago; send the whole history as `input`",
+                "false), is too long ago, or the session was opened again since; send the whole history as `input`",
             )
         before = [(f"previous_response_id[{at}]", item) for at, item in enumerate(held)]
     given = body.get("input")

@@ -36,6 +36,7 @@ OPTIONS: dict[str, tuple[str, str, Any]] = {
     "--sampling": ('{"temperature": 1.0}', "sampling", {"temperature": 1.0}),
     "--admin-host": ("127.0.0.3", "admin_host", "127.0.0.3"), "--admin-port": ("8124", "admin_port", 8124),
     "--admin-key": ("sk-3", "admin_key", "sk-3"), "--max-body-mb": ("7", "max_body_mb", 7),
+    "--session-idle": ("0.5", "session_idle", 0.5), "--history-mb": ("9", "history_mb", 9),
     "--connect-timeout": ("1.5", "connect_timeout", 1.5), "--first-byte-timeout": ("2.5", "first_byte_timeout", 2.5),
     "--idle-timeout": ("3.5", "idle_timeout", 3.5), "--grace": ("4.5", "grace", 4.5), "--workers": ("3", "workers", 3),
 }  # fmt: skip

@@ -1,8 +1,15 @@
-"""What a session keeps of its earlier answers is bounded, in number and in size; the latest stay."""
+"""What sessions remember is bounded, in number and in size, each and all together; what was used last stays."""
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
+
+from capture.continues import Conversation, Held, Reply
+from capture.record import Ids
+from proxy.held import HeldCalls
 from proxy.kept import Kept
+from proxy.remembered import EACH, Memory, Whole
 
 
 def test_the_oldest_go_where_there_are_too_many() -> None:
@@ -13,10 +20,70 @@ def test_the_oldest_go_where_there_are_too_many() -> None:
 
 
 def test_the_oldest_go_where_they_are_too_large() -> None:
-    kept = Kept(largest=10)
-    kept.keep({"a": "12345", "b": b"12345"})
+    kept = Kept(largest=2 * EACH + 4_000)
+    kept.keep({"a": "1" * 1_900, "b": b"1" * 1_900})
     kept.keep({"a": "1"})  # less than before, and the latest now
-    kept.keep({"c": "12345"})
-    assert [kept.get(name) for name in "abc"] == ["1", None, "12345"]
-    kept.keep({"d": "1" * 11})
+    kept.keep({"c": "1" * 1_900})
+    assert [kept.get(name) is not None for name in "abc"] == [True, False, True]
+    kept.keep({"d": "1" * 5_000})
     assert [kept.get(name) for name in "abcd"] == [None] * 4
+
+
+def test_a_text_counts_as_what_it_takes_not_as_its_characters() -> None:
+    kept = Kept(largest=EACH + 3_000)
+    kept.keep({"a": "\U0001f600" * 1_000})
+    assert kept.get("a") is None
+
+
+def test_one_bound_for_all_takes_what_was_used_longest_ago_whoever_has_it() -> None:
+    whole = Whole(4 * (EACH + 100))
+    one, two = (Memory[str, str](10, 1 << 20, whole) for _ in range(2))
+    for name in "ab":
+        one.keep(name, name, 100)
+        two.keep(name, name, 100)
+    assert one.get("a") == "a"  # a use of it
+    two.keep("c", "c", 100)  # the fifth
+    assert two.get("a") is None and list(one) == ["b", "a"] and list(two) == ["b", "c"]
+    one.end()
+    assert whole.size == 2 * (EACH + 100)
+    one.keep("late", "late", 100)  # a call that ended after its session
+    assert list(one) == [] and whole.size == 2 * (EACH + 100)
+
+
+def held(call: int, size: int) -> Held:
+    conversation = Conversation.of({"messages": [{"role": "user", "content": str(call)}]})
+    assert conversation is not None
+    prompt = Ids(b"1," * (size // 2))
+    return Held(call, conversation, prompt, prompt, (Reply(call, Ids(b"7")),))
+
+
+def test_a_call_that_the_bound_for_all_took_is_known_as_one_that_was_forgotten() -> None:
+    whole = Whole(100_000)
+    one, two = HeldCalls(whole), HeldCalls(whole)
+    one.add(held(0, 40_000))
+    two.add(held(1, 40_000))
+    two.add(held(2, 40_000))
+    assert list(one) == [] and list(one.known) == [0]
+    assert [call.call for call in two] == [1, 2] and list(two.known) == []
+
+
+def test_a_thousand_sessions_hold_no_more_than_the_bound() -> None:
+    gc.collect()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    whole = Whole(4 << 20)
+    sessions = [(Kept(whole=whole), HeldCalls(whole)) for _ in range(1_000)]
+    for turn in range(5):
+        for number, (kept, calls) in enumerate(sessions):
+            kept.keep({f"resp_{number}_{turn}": b"x" * 2_000, f"call_{number}_{turn}": "{}" * turn})
+            calls.add(held(turn, 4_000))
+    gc.collect()
+    taken = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert whole.size <= 4 << 20
+    assert taken < (4 << 20) * 1.25 + 1_000 * 3_000, "and what a thousand empty memories take"
+    assert sum(len(list(calls)) for _, calls in sessions) > 300, "the latest are here"
+    for kept, calls in sessions:
+        kept.end()
+        calls.end()
+    assert whole.size == 0

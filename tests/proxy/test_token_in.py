@@ -451,3 +451,27 @@ async def test_a_reply_that_writes_a_stop_tokens_name_is_bridged_all_the_same(
             await client.turn()
         assert [row["bridged"] for row in told(bench)] == [False, True, True, True]
         assert extending(bench) == 3
+
+
+@pytest.mark.parametrize("mode", ["auto", "require"])
+async def test_a_session_that_was_opened_again_says_so_and_holds_what_comes_from_there_on(
+    started: Started, mode: str
+) -> None:
+    """The proxy was started again on the same journal, or an address made its session once more."""
+    double = TemplateEngine("qwen2_5", [tool_call(n) for n in range(4)])
+    async with FakeEngine(double.answer()) as engine:
+        async with started(engine.url, token_in=mode) as bench:
+            client = Client(bench)
+            await client.turn()
+        async with started(engine.url, token_in=mode) as bench:
+            client.bench = bench
+            if mode == "require":
+                body = {"model": "m", "messages": client.messages, "tools": TOOLS}
+                refused = await bench.client.post("/chat/completions", json=body)
+                assert refused.status_code == 422 and "opened_again" in refused.text and "new journal" in refused.text
+                await Client(bench).turn()  # a conversation of its own begins as ever
+                assert [row["reason"] for row in told(bench)] == ["begins", "opened_again", "begins"]
+                return
+            await client.turn()
+            await client.turn()
+            assert [row["reason"] for row in told(bench)] == ["begins", "opened_again", None]
