@@ -1,18 +1,21 @@
-"""The agent's end of a call: its request read whole, its reply written as it comes, its leaving noticed."""
+"""The agent's end of a call: its request, read whole, its reply, written as it comes, its leaving noticed."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import zlib
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-
-from starlette.types import Receive, Scope, Send
+from collections.abc import Callable
+from http import HTTPStatus
+from types import TracebackType
+from typing import TYPE_CHECKING
 
 from proxy.errors import Refusal
 from proxy.inflate import CODINGS, Inflate
-from proxy.protocol import Line
 from proxy.upstream import Headers
+
+if TYPE_CHECKING:
+    from proxy.connection import Connection
 
 #: Headers of one connection only, and those that we set ourselves.
 _NOT_UPSTREAM = frozenset(
@@ -31,8 +34,9 @@ _NOT_TO_AGENT = frozenset(
 
 #: Seconds that a request's body may take to come, at any size: a quarter of a gigabyte at a megabyte a second.
 BODY_SECONDS = 300.0
-#: Seconds that an agent may go on sending a body that was refused.
-LINGER = 10.0
+_STATUS = {one.value: b"HTTP/1.1 %d %s\r\n" % (one.value, one.phrase.encode()) for one in HTTPStatus}
+#: What cannot stand in a header's line: an engine's folded header must not become two of ours.
+_STEERS = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 class AgentLeft(Exception):
@@ -40,17 +44,32 @@ class AgentLeft(Exception):
 
 
 class Agent:
-    """One request and its reply, over ASGI."""
+    """One request and its reply. `path` and `session` (the name in the path, if any) are what the routes made of it."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.scope = scope
-        self.headers: Headers = scope["headers"]
-        self._receive = receive
-        self._send = send
-        self._line: Line | None = scope.get("capture.line")
-        self._unsent = b""
+    def __init__(
+        self, connection: Connection, method: str, target: bytes, headers: Headers, *, keeps: bool, chunked: bool
+    ) -> None:
+        """`keeps`: whether the connection may have another request; `chunked`: whether its end can be told without."""
+        self.method = method
+        self.target = target
+        self.headers = headers
+        self.keeps = keeps
+        self.path = ""
+        self.query = b""
+        self.session: str | None = None
+        #: Whether the connection was lost.
         self.left = False
         self.started = False
+        self.ended = False
+        self._connection = connection
+        self._chunked = chunked
+        self._unsent = b""
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._whole = False
+        self._forgotten = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._on_leaving: Callable[[], object] | None = None
 
     def header(self, name: bytes) -> str | None:
         for key, value in self.headers:
@@ -58,41 +77,90 @@ class Agent:
                 return value.decode("latin-1")
         return None
 
+    # the request's body
+
     async def body(self, limit: int) -> bytes:
         """The request's body, decompressed. Raises `Refusal` (408, 413, 400) and `AgentLeft`."""
-        if self._line is not None and self._line.read_whole:
-            return await self._body(limit)
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                return await self._body(limit)
-        except TimeoutError:
-            raise Refusal(408, f"the request's body did not come whole within {BODY_SECONDS:g} s") from None
-
-    async def _body(self, limit: int) -> bytes:
+        if self.left:
+            raise AgentLeft
         told = self.header(b"content-length")
         if told is not None and told.isdigit() and int(told) > limit:
             raise _too_large(limit)
         inflate = _inflater(self.header(b"content-encoding"))
+        if self._whole and inflate is None:
+            return self._taken(limit)
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                return await self._body(limit, inflate)
+        except TimeoutError:
+            raise Refusal(408, f"the request's body did not come whole within {BODY_SECONDS:g} s") from None
+
+    def _taken(self, limit: int) -> bytes:
+        if self._size > limit:
+            raise _too_large(limit)
+        parts, self._parts = self._parts, []
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _body(self, limit: int, inflate: Inflate | None) -> bytes:
+        expected = self.header(b"expect")
+        if expected is not None and expected.lower() == "100-continue" and not self._whole:
+            self._connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         parts: list[bytes] = []
         size = 0
         while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                self.left = True
+            if self.left:
                 raise AgentLeft
-            part, last = message.get("body", b""), not message.get("more_body", False)
+            whole, arrived = self._whole, self._taken(limit)
             try:
-                for piece in (part,) if inflate is None else inflate.feed(part):
+                for piece in (arrived,) if inflate is None else inflate.feed(arrived):
                     size += len(piece)
                     if size > limit:
                         raise _too_large(limit)
                     parts.append(piece)
-                if last and inflate is not None:
+                if whole and inflate is not None:
                     inflate.finish()
             except zlib.error as error:
                 raise Refusal(400, f"the request's compressed body is broken: {error}") from error
-            if last:
-                return parts[0] if len(parts) == 1 else b"".join(parts)
+            if whole:
+                return b"".join(parts)
+            self._size = 0
+            self._connection.resume_reading()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    # what its connection says
+
+    def arrives(self, data: bytes) -> int:
+        """A piece of the body; how many bytes of it wait to be taken."""
+        if self._forgotten:
+            return 0
+        self._parts.append(data)
+        self._size += len(data)
+        self._wake()
+        return self._size
+
+    def arrived(self) -> None:
+        """The body is here."""
+        self._whole = True
+        self._wake()
+
+    def forget(self) -> None:
+        """What still comes of the body is of no use."""
+        self._forgotten = True
+        self._parts.clear()
+
+    def leave(self) -> None:
+        """The connection is lost."""
+        self.left = True
+        self._wake()
+        if self._on_leaving is not None:
+            self._on_leaving()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # what goes on to the engine
 
     def upstream_headers(self) -> Headers:
         """What of the agent's headers goes on to the engine: all but keys, cookies and those of one connection."""
@@ -102,86 +170,87 @@ class Agent:
                 dropped = dropped.union(one.strip() for one in value.lower().split(b","))
         return [(name, value) for name, value in self.headers if name not in dropped]
 
-    @asynccontextmanager
-    async def watched(self) -> AsyncIterator[None]:
+    def watched(self) -> Watch:
         """While this lasts, an agent that leaves ends the block with `AgentLeft`, wherever it waits."""
-        task = asyncio.current_task()
-        assert task is not None
+        return Watch(self)
 
-        def leave() -> None:
-            self.left = True
-            task.cancel()
+    # the reply
 
-        async def watch() -> None:
-            while (await self._receive())["type"] != "http.disconnect":
-                pass
-            leave()
-
-        line = self._line
-        watcher = asyncio.ensure_future(watch()) if line is None else None
-        if line is not None:
-            if line.gone:
-                self.left = True
-                raise AgentLeft
-            line.on_gone.add(leave)
-        try:
-            yield
-        except asyncio.CancelledError:
-            if self.left and task.uncancel() == 0:
-                raise AgentLeft from None
-            raise
-        finally:
-            if line is not None:
-                line.on_gone.discard(leave)
-            if watcher is not None:
-                watcher.cancel()
-                with suppress(asyncio.CancelledError):
-                    await asyncio.gather(watcher, return_exceptions=True)
-
-    async def start(self, status: int, headers: Headers) -> None:
+    def start(self, status: int, headers: Headers) -> None:
+        """The head of a reply that comes in pieces. It goes out with the first one, or by itself where none is here."""
         self.started = True
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-
-    async def write(self, data: bytes) -> None:
-        if data:
-            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        how = b"transfer-encoding: chunked\r\n" if self._chunked else b""
+        self._unsent = self._head(status, headers, how)
+        self._connection.loop.call_soon(self._flush)
 
     def push(self, data: bytes) -> bool:
-        """Writes at once where that is possible; False where the rest, or all of it, has to wait for `room`."""
-        if self._line is None or not self.started:
-            self._unsent += data
-            return False
-        return self._line.write(data)
+        """Writes a piece of the reply; whether there is room for more. Without, `room` says when there is again."""
+        if self.left or not data:
+            return True
+        framed = b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
+        if self._unsent:
+            framed, self._unsent = self._unsent + framed, b""
+        self._connection.transport.write(framed)
+        return self._connection.has_room
 
     async def room(self) -> None:
-        """Writes what `push` could not, and waits until the agent has taken enough of it."""
-        data, self._unsent = self._unsent, b""
-        if data:
-            await self.write(data)
-        elif self._line is not None:
-            await self._line.drained()
+        """Waits until the agent has taken enough of what was written."""
+        await self._connection.room()
 
-    async def end(self, data: bytes = b"") -> None:
-        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+    def end(self, data: bytes = b"") -> None:
+        """The last piece."""
+        self.ended = True
+        if self.left:
+            return
+        if self._chunked:
+            data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
+        self._connection.transport.write(self._unsent + data)
+        self._unsent = b""
+        self._connection.answered(self)
 
-    async def answer(self, status: int, headers: Headers, body: bytes) -> None:
+    def answer(self, status: int, headers: Headers, body: bytes) -> None:
         """A whole reply at once."""
-        await self.start(status, [*headers, (b"content-length", b"%d" % len(body))])
-        await self.end(body)
+        self.started = self.ended = True
+        if not self.left:
+            head = self._head(status, headers, b"content-length: %d\r\n" % len(body))
+            self._connection.transport.write(head if self.method == "HEAD" else head + body)
+            self._connection.answered(self)
 
-    async def answer_unread(self, status: int, headers: Headers, body: bytes) -> None:
-        """A whole reply to a request that is not read to its end; the connection closes after it.
+    def _head(self, status: int, headers: Headers, how: bytes) -> bytes:
+        self.keeps = keeps = self.keeps and self._chunked and not self._connection.ending
+        lines = [b"%b: %b\r\n" % one for one in headers if not _STEERS.search(one[1])]
+        close = b"" if keeps else b"connection: close\r\n"
+        first = _STATUS.get(status) or b"HTTP/1.1 %d \r\n" % status
+        return b"".join((first, *lines, close, how, b"\r\n"))
 
-        What the agent still sends is taken and thrown away for a while: closing at once would reset the connection, and
-        an agent in the middle of sending would see that instead of the answer.
-        """
-        await self.start(status, [*headers, (b"connection", b"close"), (b"content-length", b"%d" % len(body))])
-        await self.write(body)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LINGER):
-                while (message := await self._receive())["type"] == "http.request" and message.get("more_body"):
-                    pass
-        await self.end()
+    def _flush(self) -> None:
+        if self._unsent and not self.left:
+            self._connection.transport.write(self._unsent)
+        self._unsent = b""
+
+
+class Watch:
+    """Ends the block with `AgentLeft` when its agent leaves."""
+
+    __slots__ = ("_agent", "_task")
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if self._agent.left:
+            raise AgentLeft
+        self._task = task
+        self._agent._on_leaving = task.cancel
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._agent._on_leaving = None
+        if kind is asyncio.CancelledError and self._agent.left and self._task.uncancel() == 0:
+            raise AgentLeft from None
 
 
 def reply_headers(headers: Headers, scrub: Callable[[bytes], bytes] = bytes) -> Headers:

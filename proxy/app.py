@@ -5,25 +5,30 @@ from __future__ import annotations
 import asyncio
 import hmac
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
+import httptools
 import orjson
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
+from proxy.agent import Agent
+from proxy.connection import Handler
 from proxy.dialects.base import Dialect
 from proxy.dialects.gemini import PREFIXES, Gemini
 from proxy.dialects.messages import Messages
 from proxy.dialects.responses import Responses
-from proxy.errors import ProxyError, SessionError, SettingsError
+from proxy.errors import ProxyError, Refusal, SessionError, SettingsError, error_body
 from proxy.metrics import Metrics
 from proxy.relay import CHAT, COMPLETIONS, ByPath, Relay, Translated
 from proxy.replicas import Replicas
+from proxy.replies import JSON_HEADERS
 from proxy.sessions import Defaults, Session, Sessions
 from proxy.settings import Settings, check_engine, check_key, check_token_in, check_top_logprobs
 from proxy.side_routes import CountTokens, Models
@@ -31,77 +36,84 @@ from proxy.side_routes import CountTokens, Models
 DIALECTS: tuple[Dialect, ...] = (Messages(), Responses())
 
 
-def agent_app(sessions: Sessions, settings: Settings, metrics: Metrics) -> ASGIApp:
-    """What a sandbox reaches: the model routes and nothing else."""
-    models = Models(sessions)
-    calls: dict[str, ASGIApp] = {
-        CHAT: Relay("openai-chat", CHAT, sessions, settings, metrics),
-        COMPLETIONS: Relay("openai-completions", COMPLETIONS, sessions, settings, metrics),
-        **{one.path: Translated(one, sessions, settings, metrics) for one in DIALECTS},
-    }
-    gemini = ByPath(Gemini(), sessions, settings, metrics)
-    routes = [
-        *(Route(path, relay, methods=["POST"]) for path, relay in calls.items()),
-        Route("/v1/messages/count_tokens", CountTokens(Messages(), sessions, settings), methods=["POST"]),
-        *(Route(one + "{call:path}", gemini, methods=["POST"]) for one in PREFIXES),
-        Route("/v1/models", models, methods=["GET"]),
-        Route("/v1/models/{model:path}", models, methods=["GET"]),
-        Route("/health", health, methods=["GET"]),
-        Route("/", health, methods=["GET", "HEAD"]),
-    ]
-    app = Starlette(routes=routes, exception_handlers={404: no_route, 405: no_route})
-    return ForgivingPaths(app, calls)
+class Routes:
+    """What a sandbox reaches: the model routes and what goes with them, and nothing else.
 
-
-class ForgivingPaths:
-    """Takes the session out of `/s/<session>/v1/…`; forgives `/v1/v1`, doubled and trailing slashes, a missing /v1.
-
-    `calls` are the model routes, which are reached without the ways around them: they answer for their own faults.
+    Takes the session out of `/s/<session>/v1/…`; forgives `/v1/v1`, doubled and trailing slashes, a missing `/v1`.
     """
 
     _session = re.compile(r"/s/([^/]+)(/.*|$)")
+    _forgiven = ("/chat/completions", "/completions", "/models", "/messages", "/responses")
 
-    def __init__(self, app: ASGIApp, calls: dict[str, ASGIApp]) -> None:
-        self.app = app
-        self.calls = calls
+    def __init__(self, sessions: Sessions, settings: Settings, metrics: Metrics) -> None:
+        calls: dict[str, Handler] = {
+            CHAT: Relay("openai-chat", CHAT, sessions, settings, metrics),
+            COMPLETIONS: Relay("openai-completions", COMPLETIONS, sessions, settings, metrics),
+            **{one.path: Translated(one, sessions, settings, metrics) for one in DIALECTS},
+        }
+        self._posts: dict[str, Handler] = {
+            **calls,
+            "/v1/messages/count_tokens": CountTokens(Messages(), sessions, settings),
+        }
+        self._at_once = {path.encode(): (path, call) for path, call in calls.items()}
+        self._models = Models(sessions)
+        self._gemini = ByPath(Gemini(), sessions, settings, metrics)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not (scope["path"] in self.calls and scope["method"] == "POST"):
-            path = re.sub(r"/{2,}", "/", scope["path"])
-            named = self._session.match(path)
-            scope = dict(scope)
-            if named:
-                scope["capture.session"], path = named[1], named[2]
-            path = path.rstrip("/") or "/"
-            while path.startswith("/v1/v1"):
-                path = path[3:]
-            if path.startswith(("/chat/completions", "/completions", "/models", "/messages", "/responses")):
-                path = "/v1" + path
-            scope["path"] = path
-            scope["raw_path"] = path.encode("utf-8", "replace")
-        call = self.calls.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        await (call or self.app)(scope, receive, send)
+    def __call__(self, agent: Agent) -> Coroutine[Any, Any, None]:
+        found = self._at_once.get(agent.target)
+        if found is not None and agent.method == "POST":
+            agent.path, handler = found
+            return handler(agent)
+        return self._found(agent)(agent)
+
+    def _found(self, agent: Agent) -> Handler:
+        try:
+            target = httptools.parse_url(agent.target)
+        except httptools.HttpParserInvalidURLError:
+            return no_target
+        if target.path is None:
+            return no_target
+        path = re.sub(r"/{2,}", "/", unquote(target.path.decode("latin-1")))
+        named = self._session.match(path)
+        if named:
+            agent.session, path = named[1], named[2]
+        path = path.rstrip("/") or "/"
+        while path.startswith("/v1/v1"):
+            path = path[3:]
+        if path.startswith(self._forgiven):
+            path = "/v1" + path
+        agent.path, agent.query = path, target.query or b""
+        if agent.method == "POST":
+            return self._gemini if path.startswith(PREFIXES) else self._posts.get(path, no_route)
+        if agent.method == "GET" and (path == "/v1/models" or path.startswith("/v1/models/")):
+            return self._models
+        return healthy if agent.method in ("GET", "HEAD") and path in ("/", "/health") else no_route
+
+
+async def healthy(agent: Agent) -> None:
+    agent.answer(200, JSON_HEADERS, b'{"status":"ok"}')
+
+
+async def no_target(agent: Agent) -> None:
+    agent.answer(400, JSON_HEADERS, error_body(None, Refusal(400, "the request's target is no path")))
+
+
+async def no_route(agent: Agent) -> None:
+    served = ", ".join((CHAT, COMPLETIONS, *(one.path for one in DIALECTS), Gemini.path + "…"))
+    message = f"{agent.method} {agent.path} is not served here; the model routes are POST {served}"
+    if agent.path.startswith("/v1/responses"):
+        message = (
+            f"{agent.method} {agent.path} is not served here: no answer is kept to be fetched, and no background runs. "
+            "POST /v1/responses is, with the whole history or a previous_response_id of the same session"
+        )
+    status, body = 404, error_body(None, Refusal(404, message))
+    if agent.header(b"anthropic-version") is not None:
+        status, body = Messages().error(404, message)
+    agent.answer(status, JSON_HEADERS, body)
 
 
 async def health(request: Request) -> Response:
     return JSONResponse({"status": "ok"})
-
-
-async def no_route(request: Request, error: Exception) -> Response:
-    path = request.scope["path"]
-    served = ", ".join((CHAT, COMPLETIONS, *(one.path for one in DIALECTS), Gemini.path + "…"))
-    message = f"{request.method} {path} is not served here; the model routes are POST {served}"
-    if path.startswith("/v1/responses"):
-        message = (
-            f"{request.method} {path} is not served here: no answer is kept to be fetched, and no background runs. "
-            "POST /v1/responses is, with the whole history or a previous_response_id of the same session"
-        )
-    if "anthropic-version" in request.headers:
-        status, body = Messages().error(404, message)
-        return Response(body, status, media_type="application/json")
-    return JSONResponse(
-        {"error": {"message": message, "type": "NotFoundError", "param": None, "code": 404}}, status_code=404
-    )
 
 
 class Admin:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -53,7 +53,7 @@ class Exchange(Sending):
     async def run(self) -> None:
         """The story. Whatever happens in it, the call is recorded before the agent is told that it is over."""
         try:
-            async with self.agent.watched():
+            with self.agent.watched():
                 await self._exchange()
         except AgentLeft:
             self.facts.outcome = "aborted"
@@ -67,15 +67,21 @@ class Exchange(Sending):
             log.exception("a call failed by a fault of the proxy's own (%s); please report it", error)
             self._engine_failed(UpstreamBroke("the proxy failed; its log says how"), status=500)
         await self._record()
-        await self._end()
+        self._end()
 
     async def _exchange(self) -> None:
-        async with self._kept_alive() if await self._will_be_unstreamed() else nullcontext():
-            response = await self._send()
-            try:
-                await self._answered(response)
-            finally:
-                response.close()
+        if await self._will_be_unstreamed():
+            async with self._kept_alive():
+                await self._asked()
+        else:
+            await self._asked()
+
+    async def _asked(self) -> None:
+        response = await self._send()
+        try:
+            await self._answered(response)
+        finally:
+            response.close()
 
     async def _answered(self, response: Response) -> None:
         self.facts.status = response.status
@@ -96,28 +102,24 @@ class Exchange(Sending):
         """Chunks go out as they come in, less what exists only because we asked."""
         headers = reply_headers(response.headers, self._scrub)
         if self.starts_at_once and not self.agent.started:
-            await self.agent.start(200, headers)
+            self.agent.start(200, headers)
         decoder = Decoder()
 
         def take(data: bytes) -> bool:
             self.facts.first_byte()
             out = self._events(decoder.feed(data))
-            if self._done and lingering.when() is None:
-                lingering.reschedule(asyncio.get_running_loop().time() + LINGER)
+            if self._done:
+                response.end_within(LINGER)
             if self._done and self.reader is not None and self.reader.finished and self.reader.error is None:
                 self._held.insert(0, out)  # what came with the end goes out with it, as soon as the line is written
                 return True
-            return not out or self.agent.push(out)
-
-        async def room() -> None:
-            if not self.agent.started:
-                await self.agent.start(200, headers)
-            await self.agent.room()
+            if out and not self.agent.started:
+                self.agent.start(200, headers)
+            return self.agent.push(out)
 
         try:
-            async with asyncio.timeout(None) as lingering:
-                await response.pump(take, room)
-        except (TimeoutError, UpstreamError):
+            await response.pump(take, self.agent.room)
+        except UpstreamError:
             if not self._done:  # after [DONE] nothing has to come: an engine that lingers or breaks holds nobody up
                 raise
         self._events(decoder.flush())
@@ -188,7 +190,7 @@ class Exchange(Sending):
         self._held += [b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in chunks]
         self._held.append(b"data: [DONE]\n\n")
         if not self.agent.started:
-            await self.agent.start(200, SSE_HEADERS)
+            self.agent.start(200, SSE_HEADERS)
 
     def _read(self, data: bytes) -> bytes:
         """What the agent gets of an answer that came whole; the engine's own bytes where reading it fails."""
@@ -262,8 +264,9 @@ class Exchange(Sending):
             while True:
                 await asyncio.sleep(self.route.settings.keepalive)
                 if not self.agent.started:
-                    await self.agent.start(200, SSE_HEADERS)
-                await self.agent.write(self._keep_alive())
+                    self.agent.start(200, SSE_HEADERS)
+                if not self.agent.push(self._keep_alive()):
+                    await self.agent.room()
 
         ticking = asyncio.ensure_future(tick())
         try:
@@ -309,15 +312,15 @@ class Exchange(Sending):
         capture = self._captured()
         return capture, journal_line(self.facts, self.request, self.agent.headers, self.session, self.reader, capture)
 
-    async def _end(self) -> None:
+    def _end(self) -> None:
         if self.agent.left:
             return
         if self._reply is not None:
-            await self.agent.answer(*self._reply)
+            self.agent.answer(*self._reply)
         elif self._cut:
-            await self.agent.write(b"".join(self._held))
+            self.agent.push(b"".join(self._held))
         elif self.agent.started:
-            await self.agent.end(b"".join(self._held))
+            self.agent.end(b"".join(self._held))
 
 
 async def surely(work: Coroutine[Any, Any, None]) -> None:

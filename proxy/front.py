@@ -23,14 +23,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
+from proxy.connection import HEAD_SECONDS, LARGEST_HEAD
 from proxy.descriptors import allow_many
 from proxy.errors import ProxyError
 from proxy.front_admin import FrontAdmin
 from proxy.handover import Channel, Who, whose
-from proxy.protocol import HEAD_SECONDS, LARGEST_HEAD
-from proxy.server import QuietServer, bind, in_url, run, uvicorn_config
+from proxy.server import AdminServer, bind, in_url, run
 from proxy.settings import Settings
 from proxy.worker import Place, work
 
@@ -141,7 +139,7 @@ async def _front(
         loop.add_signal_handler(number, stop.set)
     workers = [Worker(index, pid, Channel(end), admin) for index, (pid, end, admin) in enumerate(ours)]
     front = Front(workers, listening)
-    admin_server: uvicorn.Server | None = None
+    admin: AdminServer | None = None
     lost: Worker | None = None
     try:
         front.listen()
@@ -154,8 +152,8 @@ async def _front(
         log.info("agents: http://%s:%d/v1 (%d workers)", in_url(settings.host), port, len(workers))
         if settings.admin_port is not None:
             sockets = bind([settings.admin_host], settings.admin_port, option="--admin-port")
-            admin_server = QuietServer(uvicorn_config(FrontAdmin(workers, front.directory).app(), settings))
-            serving = asyncio.ensure_future(admin_server.serve(sockets=sockets))
+            admin = AdminServer(FrontAdmin(workers, front.directory).app(), settings, sockets)
+            await admin.start()
             told = f" (key {settings.admin_key})" if made_key else ""
             log.info("admin: http://%s:%d%s", in_url(settings.admin_host), sockets[0].getsockname()[1], told)
         front.open()
@@ -167,9 +165,8 @@ async def _front(
             )  # fmt: skip
     finally:
         await front.close()
-        if admin_server is not None:
-            admin_server.should_exit = True
-            await asyncio.gather(serving, return_exceptions=True)
+        if admin is not None:
+            await admin.close()
         for one in workers:
             with suppress(ProcessLookupError):
                 os.kill(one.pid, signal.SIGTERM)

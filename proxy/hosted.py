@@ -48,6 +48,7 @@ class HostedClient:
 class HostedResponse:
     def __init__(self, answer: httpx.Response) -> None:
         self._answer = answer
+        self._limit: asyncio.Timeout | None = None
         self.status = answer.status_code
         self.headers: Headers = [(name.lower(), value) for name, value in answer.headers.raw]
 
@@ -61,9 +62,17 @@ class HostedResponse:
             raise UpstreamBroke("the API's answer broke off in the middle") from error
 
     async def pump(self, take: Callable[[bytes], bool], room: Callable[[], Awaitable[None]]) -> None:
-        async for data in self.chunks():
-            if not take(data):
-                await room()
+        try:
+            async with asyncio.timeout(None) as self._limit:
+                async for data in self.chunks():
+                    if not take(data):
+                        await room()
+        except TimeoutError as error:
+            raise UpstreamTimeout("the API did not end its answer") from error
+
+    def end_within(self, seconds: float) -> None:
+        if self._limit is not None and self._limit.when() is None:
+            self._limit.reschedule(asyncio.get_running_loop().time() + seconds)
 
     async def read(self) -> bytes:
         return await read_all(self)

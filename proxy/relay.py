@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
-
-from starlette.types import Receive, Scope, Send
 
 from proxy.agent import Agent, AgentLeft
 from proxy.dialects.base import Dialect
@@ -37,11 +34,10 @@ class Relay:
         self.route = Route(wire, path, settings, metrics)
         self.sessions = sessions
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        agent = Agent(scope, receive, send)
+    async def __call__(self, agent: Agent) -> None:
         session: Session | None = None
         try:
-            session = self.sessions.authorize(agent.headers, scope.get("capture.session"))
+            session = self.sessions.authorize(agent.headers, agent.session)
             raw = await agent.body(self.route.settings.max_body_mb << 20)
             with session.call() as number:
                 self.route.metrics.running += 1
@@ -50,18 +46,17 @@ class Relay:
                 finally:
                     self.route.metrics.running -= 1
         except Refusal as refusal:
-            await refuse(agent, session, refusal, self.dialect)
+            refuse(agent, session, refusal, self.dialect)
         except AgentLeft:
             pass  # before its request was here: there is no call to record
         except asyncio.CancelledError:  # its session is closed, or the proxy stops, and the grace is over
-            if not agent.started and not agent.left:
-                with suppress(Exception):
-                    await refuse(agent, session, Refusal(503, ENDED), self.dialect)
+            if not agent.started:
+                refuse(agent, session, Refusal(503, ENDED), self.dialect)
             raise
         except Exception as error:
             log.exception("a call failed by a fault of the proxy's own (%s); please report it", error)
             if not agent.started:
-                await refuse(agent, session, Refusal(500, "the proxy failed; its log says how"), self.dialect)
+                refuse(agent, session, Refusal(500, "the proxy failed; its log says how"), self.dialect)
 
     def exchange(self, session: Session, number: int, agent: Agent, request: Request) -> Exchange:
         return Exchange(self.route, session, number, agent, request)
@@ -86,14 +81,13 @@ class ByPath(Translated):
         self.any = dialect
 
     def exchange(self, session: Session, number: int, agent: Agent, request: Request) -> Exchange:
-        path = agent.scope["path"]
-        dialect = self.any.called(path, agent.scope["query_string"])
+        dialect = self.any.called(agent.path, agent.query)
         exchange = TranslatedExchange(dialect, self.route, session, number, agent, request)
-        exchange.facts.path = path
+        exchange.facts.path = agent.path
         return exchange
 
 
-async def refuse(agent: Agent, session: Session | None, refusal: Refusal, dialect: Dialect | None = None) -> None:
+def refuse(agent: Agent, session: Session | None, refusal: Refusal, dialect: Dialect | None = None) -> None:
     """Our own answer instead of the engine's, in the shape of the agent's dialect, else of the engine."""
     status, headers = refusal.status, list(JSON_HEADERS)
     if dialect is not None:
@@ -104,6 +98,5 @@ async def refuse(agent: Agent, session: Session | None, refusal: Refusal, dialec
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     if refusal.status in (408, 413):
-        await agent.answer_unread(status, headers, body)
-    else:
-        await agent.answer(status, headers, body)
+        agent.keeps = False  # the rest of its body is not waited for
+    agent.answer(status, headers, body)

@@ -18,12 +18,12 @@ from typing import Any, Self, TypeVar
 import uvicorn
 from starlette.types import ASGIApp
 
-from proxy.app import Admin, Door, agent_app
+from proxy.app import Admin, Door, Routes
 from proxy.descriptors import allow_many
 from proxy.errors import ProxyError, SettingsError
+from proxy.listener import Listener
 from proxy.metrics import Metrics
 from proxy.probe import probe_all
-from proxy.protocol import BoundedProtocol
 from proxy.remembered import Whole
 from proxy.sessions import Sessions
 from proxy.settings import Settings
@@ -87,34 +87,31 @@ async def serve(settings: Settings, share: Share | None = None) -> AsyncIterator
     door = Door(sessions, settings)
     sockets = [] if share else bind([settings.host, *settings.more_hosts], settings.port)
     door.port = share.port if share else sockets[0].getsockname()[1]
-    servers = [(QuietServer(uvicorn_config(agent_app(sessions, settings, metrics), settings)), sockets)]
+    listener = Listener(Routes(sessions, settings, metrics))
+    admin_sockets: list[socket.socket] = []
     admin_url = None
     try:
         if share is not None:
-            share.server = servers[0][0]
-            admin = Admin(sessions, settings, metrics, door)
-            servers.append((QuietServer(uvicorn_config(admin.app(), settings)), [share.admin_socket()]))
+            share.listener = listener
+            admin_sockets = [share.admin_socket()]
         elif settings.admin_port is not None:
             if settings.admin_key is None:
                 settings.admin_key = secrets.token_urlsafe(24)
             admin_sockets = bind([settings.admin_host], settings.admin_port, option="--admin-port")
             admin_url = f"http://{in_url(settings.admin_host)}:{admin_sockets[0].getsockname()[1]}"
-            admin = Admin(sessions, settings, metrics, door)
-            servers.append((QuietServer(uvicorn_config(admin.app(), settings)), admin_sockets))
         if settings.out is not None:
             sessions.defaults = door.defaults()
             if share is None or share.index == 0:
                 sessions.default = door.open_session("default", key=settings.key)
     except ProxyError:
-        for _, listening in servers:
-            for one in listening:
-                one.close()
+        for one in (*sockets, *admin_sockets):
+            one.close()
         raise
-    running = [asyncio.ensure_future(server.serve(sockets=listening)) for server, listening in servers]
+    admin = AdminServer(Admin(sessions, settings, metrics, door).app(), settings, admin_sockets)
     probing: asyncio.Future[None] | None = None
     try:
-        while not all(server.started for server, _ in servers):  # noqa: ASYNC110 (uvicorn tells by a flag)
-            await asyncio.sleep(0.005)
+        await listener.listen(sockets)
+        await admin.start()
         if settings.probe and settings.upstream and (share is None or share.index == 0):
             pool = door.replicas(tuple(settings.upstream), settings.upstream_key, settings.engine)
             probing = asyncio.ensure_future(probe_all(pool, settings))
@@ -122,9 +119,7 @@ async def serve(settings: Settings, share: Share | None = None) -> AsyncIterator
     finally:
         if probing is not None:
             probing.cancel()
-        for server, _ in servers:
-            server.should_exit = True
-        await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.gather(listener.close(settings.grace), admin.close())
         await sessions.close_all()
         await door.close()
 
@@ -132,23 +127,19 @@ async def serve(settings: Settings, share: Share | None = None) -> AsyncIterator
 class Share:
     """A worker's share of a proxy: its number, the port that agents use, and where its admin routes listen.
 
-    No agent connects to it: connections are handed to it, for protocols made with `protocol_options`.
+    No agent connects to it: connections are handed to it, for its `listener`.
     """
 
     def __init__(self, index: int, port: int, admin: Path) -> None:
         self.index = index
         self.port = port
         self.admin = admin
-        self.server: uvicorn.Server | None = None
+        self.listener: Listener | None = None
 
     def admin_socket(self) -> socket.socket:
         one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         one.bind(str(self.admin))
         return one
-
-    def protocol_options(self) -> dict[str, Any]:
-        assert self.server is not None
-        return {"config": self.server.config, "server_state": self.server.server_state, "app_state": {}}
 
 
 def quiet_garbage() -> None:
@@ -162,29 +153,38 @@ def quiet_garbage() -> None:
     gc.set_threshold(20_000, 20, 100)
 
 
-class QuietServer(uvicorn.Server):
-    """Uvicorn without its signal handlers: whoever starts a proxy decides what ends it."""
+class AdminServer:
+    """Uvicorn with the admin routes, on sockets that are bound already; without any, nothing."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, sockets: list[socket.socket]) -> None:
+        self._sockets = sockets
+        self._server = _Server(
+            uvicorn.Config(
+                app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False,
+                proxy_headers=False, server_header=False, date_header=False,
+                timeout_graceful_shutdown=max(1, round(settings.grace)),
+            )
+        )  # fmt: skip
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        if self._sockets:
+            self._serving = asyncio.ensure_future(self._server.serve(sockets=self._sockets))
+            while not self._server.started:  # noqa: ASYNC110 (uvicorn tells by a flag)
+                await asyncio.sleep(0.005)
+
+    async def close(self) -> None:
+        self._server.should_exit = True
+        if self._serving is not None:
+            await asyncio.gather(self._serving, return_exceptions=True)
+
+
+class _Server(uvicorn.Server):
+    """Without its signal handlers: whoever starts a proxy decides what ends it."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def uvicorn_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http=BoundedProtocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,  # nothing here asks who the agent is
-        server_header=False,  # the engine's own headers are passed on; a second Server or Date upsets clients
-        date_header=False,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=max(1, round(settings.grace)),
-        backlog=4096,
-    )
 
 
 def bind(hosts: list[str], port: int, option: str = "--port") -> list[socket.socket]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from urllib.parse import quote
 
 import orjson
-from starlette.types import Receive, Scope, Send
 
 from proxy.agent import Agent, AgentLeft, reply_headers
 from proxy.dialects.messages import Messages
@@ -28,15 +27,14 @@ class Models:
     def __init__(self, sessions: Sessions) -> None:
         self.sessions = sessions
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        agent = Agent(scope, receive, send)
+    async def __call__(self, agent: Agent) -> None:
         session: Session | None = None
         try:
-            session = self.sessions.authorize(agent.headers, scope.get("capture.session"))
+            session = self.sessions.authorize(agent.headers, agent.session)
             replica = _up(session)
             headers = replica.auth([*agent.upstream_headers(), (b"accept-encoding", b"identity")])
             try:
-                response = await replica.client.send("GET", _models_path(scope["path"]), headers, b"")
+                response = await replica.client.send("GET", _models_path(agent.path), headers, b"")
                 try:
                     data = await response.read()
                 finally:
@@ -45,9 +43,9 @@ class Models:
                 raise Refusal(502, str(error)) from error
             if 300 <= response.status < 400:
                 raise Refusal(502, REDIRECTED)
-            await agent.answer(response.status, reply_headers(response.headers, replica.scrub), replica.scrub(data))
+            agent.answer(response.status, reply_headers(response.headers, replica.scrub), replica.scrub(data))
         except Refusal as refusal:
-            await refuse(agent, session, refusal)
+            refuse(agent, session, refusal)
 
 
 class CountTokens:
@@ -58,19 +56,18 @@ class CountTokens:
         self.sessions = sessions
         self.settings = settings
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        agent = Agent(scope, receive, send)
+    async def __call__(self, agent: Agent) -> None:
         session: Session | None = None
         try:
-            session = self.sessions.authorize(agent.headers, scope.get("capture.session"))
+            session = self.sessions.authorize(agent.headers, agent.session)
             request = Request.of(await agent.body(self.settings.max_body_mb << 20), session)
             if not request.is_object:
                 raise Refusal(400, "the request's body is no JSON object")
             request = request.sent_as(self.dialect.count(request.body, session.earlier), session)
             count = await self._count(_up(session), request)
-            await agent.answer(200, JSON_HEADERS, orjson.dumps({"input_tokens": count}))
+            agent.answer(200, JSON_HEADERS, orjson.dumps({"input_tokens": count}))
         except Refusal as refusal:
-            await refuse(agent, session, refusal, self.dialect)
+            refuse(agent, session, refusal, self.dialect)
         except AgentLeft:
             pass
 

@@ -191,10 +191,10 @@ class TranslatedExchange(Exchange):
         line = journal_line(self.facts, self.request, self.agent.headers, self.session, self.reader, capture, said)
         return capture, line
 
-    async def _end(self) -> None:
+    def _end(self) -> None:
         if not self.agent.started and self._held and self._reply is None and not self.agent.left:
-            await self.agent.start(200, SSE_HEADERS)
-        await super()._end()
+            self.agent.start(200, SSE_HEADERS)
+        super()._end()
 
 
 def _bare(data: bytes, status: int) -> str:

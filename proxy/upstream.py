@@ -60,6 +60,10 @@ class Response(Protocol):
         """`chunks`, each handed to `take` as it arrives; where that says False, `room` is awaited before the next."""
         ...
 
+    def end_within(self, seconds: float) -> None:
+        """`pump` waits no longer for what may still come; then it raises `UpstreamTimeout`."""
+        ...
+
     async def read(self) -> bytes:
         """The whole body."""
         ...
@@ -161,6 +165,7 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self.idle_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._end: asyncio.TimerHandle | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._lost: UpstreamBroke | UpstreamTimeout | None = None
         self._busy = False
@@ -387,6 +392,14 @@ class _Connection(asyncio.Protocol):
         except zlib.error as error:
             raise _not_compressed(error) from error
 
+    def end_within(self, seconds: float) -> None:
+        if not self._complete and self._end is None:
+            self._end = self._loop.call_later(seconds, self._lingers)
+
+    def _lingers(self) -> None:
+        self._fail(UpstreamTimeout("the engine did not end its answer"))
+        self.drop()
+
     async def read(self) -> bytes:
         return await read_all(self)
 
@@ -398,6 +411,9 @@ class _Connection(asyncio.Protocol):
         if self._timer:
             self._timer.cancel()
             self._timer = None
+        if self._end:
+            self._end.cancel()
+            self._end = None
         if self._kept and self.usable and not self._pending:
             self.idle_since = self._loop.time()
             self._pool.release(self)

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from proxy.connection import LARGEST_HEAD, Connection
 from proxy.errors import ProxyError
 from proxy.handover import Channel, Who, whose
+from proxy.listener import Listener
 from proxy.memory import keep_tidy
-from proxy.protocol import LARGEST_HEAD, BoundedProtocol
 from proxy.server import Share, quiet_garbage, serve
 from proxy.settings import Settings
 
@@ -31,7 +32,7 @@ class Place:
     admin: Path
 
 
-class SharedProtocol(BoundedProtocol):
+class SharedConnection(Connection):
     """One connection of an agent's, for as long as its requests are of one session.
 
     A request of another session's, on a connection that was kept, goes back to the front with the connection and all
@@ -41,22 +42,21 @@ class SharedProtocol(BoundedProtocol):
     _who: Who | None = None
     _early = b""
 
-    def __init__(self, front: Channel, early: bytes, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, listener: Listener, front: Channel, early: bytes) -> None:
+        super().__init__(listener.handler, listener.connections, listener.tasks)
         self._front = front
         self._first = early
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         if self._first:
             self.data_received(self._first)
 
     def data_received(self, data: bytes) -> None:
-        if self._between():
+        if self.between:
             self._early += data
             if b"\r\n\r\n" not in self._early and len(self._early) <= LARGEST_HEAD:
-                if self._waiting is None:
-                    self._wait_for_head()
+                self.head_begins()
                 return
             data, self._early = self._early, b""
             who = whose(data)
@@ -66,10 +66,6 @@ class SharedProtocol(BoundedProtocol):
                 self._hand_back(data)
                 return
         super().data_received(data)
-
-    def _between(self) -> bool:
-        """No request is being read or answered."""
-        return self._in_head and not self._head and (self.cycle is None or self.cycle.response_complete)
 
     def _hand_back(self, early: bytes) -> None:
         connection = socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno()))
@@ -94,8 +90,9 @@ async def work(settings: Settings, place: Place) -> None:
             arriving: set[asyncio.Task[Any]] = set()
 
             def took(connection: socket.socket, early: bytes) -> None:
-                def protocol() -> SharedProtocol:
-                    return SharedProtocol(place.channel, early, **share.protocol_options())
+                def protocol() -> SharedConnection:
+                    assert share.listener is not None
+                    return SharedConnection(share.listener, place.channel, early)
 
                 arrives = loop.create_task(loop.connect_accepted_socket(protocol, connection))
                 arriving.add(arrives)

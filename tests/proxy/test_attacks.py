@@ -17,7 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy import OpenSession, Proxy, Settings, agent, protocol, serve
+from proxy import OpenSession, Proxy, Settings, agent, serve
+from proxy import connection as connections
 from tests.proxy.conftest import Started
 from tests.proxy.fake_engine import FakeEngine, Seen, answers, replays, streams, transcript
 from tests.proxy.raw import connection, exchange, post, statuses, until_quiet
@@ -231,7 +232,7 @@ async def test_a_trailer_sets_no_header_and_a_second_request_needs_its_own_key(t
 
 @pytest.mark.parametrize("offer", ["h2c", "websocket", "TLS/1.3"])
 async def test_an_offer_of_another_protocol_is_passed_over_and_the_body_is_kept(tmp_path: Path, offer: str) -> None:
-    """Java's client offers HTTP/2 with every POST; uvicorn's parser drops the body of such a request."""
+    """Java's client offers HTTP/2 with every POST; the parser drops the body of such a request."""
     lines = ["Connection: Upgrade, HTTP2-Settings", f"Upgrade: {offer}", "HTTP2-Settings: AAMAAABkAAQAAP__"]
     async with house(tmp_path) as here:
         assert statuses(await here.send(post(BODY, here.key, *lines))) == [200]
@@ -253,7 +254,7 @@ async def over(reader: asyncio.StreamReader, seconds: float = 5) -> bytes:
 
 
 async def test_a_connection_that_says_nothing_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.3)
     async with house(tmp_path) as here, connection(here.proxy.port) as (reader, _):
         assert statuses(await over(reader)) == [408]
 
@@ -264,7 +265,7 @@ async def test_headers_that_trickle_are_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: bytes, first: bool
 ) -> None:
     """Slowloris: a byte now and then, on a new connection and after a call that was good."""
-    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.4)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.4)
     async with house(tmp_path) as here, connection(here.proxy.port) as (reader, writer):
         if not first:
             writer.write(post(BODY, here.key))
@@ -284,7 +285,7 @@ async def test_headers_that_trickle_are_given_up(
 async def test_a_call_that_takes_long_is_not_late_whatever_trickles_in_behind_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
 
     async def slow(seen: Seen) -> Any:
         await asyncio.sleep(1)
@@ -298,7 +299,7 @@ async def test_a_call_that_takes_long_is_not_late_whatever_trickles_in_behind_it
 
 async def test_a_body_that_trickles_is_408_and_no_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent, "BODY_SECONDS", 0.4)
-    monkeypatch.setattr(agent, "LINGER", 0.2)
+    monkeypatch.setattr(connections, "LINGER", 0.2)
     async with house(tmp_path) as here, connection(here.proxy.port) as (reader, writer):
         writer.write(post(b"", here.key, "content-length: 1000"))
 
@@ -317,7 +318,7 @@ async def test_a_body_that_trickles_is_408_and_no_call(tmp_path: Path, monkeypat
 async def test_an_agent_that_reads_nothing_is_left_and_the_engine_is_told_to_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol, "UNREAD_SECONDS", 0.5)
+    monkeypatch.setattr(connections, "UNREAD_SECONDS", 0.5)
     piece = b'data: {"choices":[{"index":0,"delta":{"content":"' + b"x" * 64_000 + b'"},"finish_reason":null}]}\n\n'
     async with house(tmp_path, streams(piece * 2000, size=len(piece))) as here:
         async with connection(here.proxy.port) as (reader, writer):
