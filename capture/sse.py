@@ -46,12 +46,18 @@ class Decoder:
             return []
         if b"\r" in data:
             self._carriage_returns = True
+        found: list[Event] = []
+        if not self._held and not self._carriage_returns:
+            used = self._one_line_events(data, found)
+            if used == len(data):
+                return found
+            data = data[used:]
         if self._held:
             self._held += data
-            found, used = self._split(bytes(self._held) if len(self._held) < 4096 else self._held)
+            used = self._split(bytes(self._held) if len(self._held) < 4096 else self._held, found)
             del self._held[:used]
         else:
-            found, used = self._split(data)
+            used = self._split(data, found)
             self._held += data[used:] if used else data
         # What is held has no end of an event in it, but for what the next bytes may complete.
         self._searched = max(0, len(self._held) - _LONGEST_END)
@@ -67,13 +73,25 @@ class Decoder:
         # A CR that ended the stream may have ended its last event: `feed` had to wait for a LF to follow.
         return [self._event(left, left.rstrip(b"\r\n"), complete=left.endswith((b"\r\r", b"\n\r")))]
 
-    def _split(self, data: bytes | bytearray) -> tuple[list[Event], int]:
-        events: list[Event] = []
+    def _one_line_events(self, data: bytes, events: list[Event]) -> int:
+        """Adds those with which `data` begins, ended by LF alone, as engines send them; returns where they end."""
+        start = 0
+        while data.startswith(b"data: ", start):
+            end = data.find(b"\n", start)
+            if end < 0 or not data.startswith(b"\n", end + 1):
+                break
+            events.append(Event(data[start + 6 : end], None, data[start : end + 2]))
+            start = end + 2
+            self._started = True
+        return start
+
+    def _split(self, data: bytes | bytearray, events: list[Event]) -> int:
+        """Adds the events of `data`; returns where they end."""
         start, search = 0, self._searched
         while True:
             end = self._end(data, search)
             if end < 0:
-                return events, start
+                return start
             raw = bytes(data[start:end])
             events.append(self._event(raw, raw.rstrip(b"\r\n"), complete=True))
             start = search = end

@@ -82,8 +82,9 @@ class Reader:
         Two events, each with its `data: `, where one was kept back that had to go first.
         Never raises: what cannot be read is passed on as it is.
         """
-        if (found := self._parts(data)) is not None:
-            return self._unless_last(found.given)
+        begins = self._begins
+        if begins is not None and data.startswith(begins) and (found := self._parts(data, begins)) is not None:
+            return found.given if found.finish is None else self._unless_last(found.given)
         chunk, cut = self._taken(data)
         if chunk is None or not self._mutes:
             return data
@@ -106,7 +107,8 @@ class Reader:
         Of a regular chunk, whose logprob nobody asked for, its text and its finish alone. None for an error, which
         `error` then holds, and for what cannot be read. Never raises.
         """
-        if (found := self._parts(data)) is not None:
+        begins = self._begins
+        if begins is not None and data.startswith(begins) and (found := self._parts(data, begins)) is not None:
             delta = {} if found.field is None else {found.field: found.text}
             choice = {"index": 0, "delta": delta, "finish_reason": found.finish}
             if found.finish is not None:
@@ -119,12 +121,12 @@ class Reader:
             self._begins = opening(data)
         return chunk
 
-    def _parts(self, data: bytes) -> Parts | None:
+    def _parts(self, data: bytes, begins: bytes) -> Parts | None:
         """Takes a regular chunk, as `_taken` would; None where it has to be parsed."""
-        begins, choice = self._begins, self.sampled.choices.get(0)
-        if begins is None or choice is None or choice.finish_reason is not None or self._last is not None:
+        choice = self.sampled.choices.get(0)
+        if choice is None or choice.finish_reason is not None or self._last is not None:
             return None
-        found = parts(data, begins) if data.startswith(begins) else None
+        found = parts(data, begins)
         if found is not None:
             choice.one_token(found.token_id, found.logprob, found.token)
             self._assembler.add_text(0, found.field, found.text)

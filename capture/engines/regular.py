@@ -59,25 +59,21 @@ def parts(data: bytes, begins: bytes) -> Parts | None:
     found = _PARTS.fullmatch(data, len(begins))
     if found is None:
         return None
-    delta, field, written, spelled, number, ended, finish, stop, token_id = found.groups()
-    logprob = float(number)
+    delta, field, text, token, logprob, ended, finish, stop, token_id = found.groups()
+    written = text or b'""', token, logprob, token_id, finish or b"null", stop or b"null"
+    try:
+        text, token, logprob, token_id, finish, stop = orjson.loads(b"[%b,%b,%b,%b,%b,%b]" % written)
+    except orjson.JSONDecodeError:  # no UTF-8, or a number that is written like none
+        return None
     if not CLAMPED < logprob < math.inf or (field is None and finish is None):
         return None
-    try:
-        text = "" if written is None else _text(written)
-        token = text if spelled == written else _text(spelled)
-        given = b'%b%b"logprobs":null,"finish_reason":%b,"token_ids":null}]}' % (begins, delta, ended)
-        if finish is None:
-            return Parts(_FIELDS[field], text, token, logprob, int(token_id), None, None, given)
-        name = None if field is None else _FIELDS[field]
-        return Parts(name, text, token, logprob, int(token_id), finish[1:-1].decode(), orjson.loads(stop), given)
-    except (orjson.JSONDecodeError, UnicodeDecodeError):
-        return None
+    given = b'%b%b"logprobs":null,"finish_reason":%b,"token_ids":null}]}' % (begins, delta, ended)
+    return Parts(_FIELDS[field], text, token, logprob, token_id, finish, stop, given)
 
 
-def _text(written: bytes) -> str:
-    text: str = orjson.loads(written) if b"\\" in written else written[1:-1].decode()
-    return text
-
-
-_FIELDS: Final = {name.encode(): name for name in ("content", "reasoning", "reasoning_content")}
+_FIELDS: Final = {
+    None: None,
+    b"content": "content",
+    b"reasoning": "reasoning",
+    b"reasoning_content": "reasoning_content",
+}

@@ -248,8 +248,9 @@ def prompts_cut(body: dict[str, Any]) -> int:
         told.append(more.get("prompt_token_ids"))
     for one in choices if isinstance(choices, list) else ():
         if isinstance(one, dict):
-            told += [place.get("prompt_token_ids") for place in _places(one)]
-    return sum(one is False for one in told)
+            for place in _places(one):
+                told.append(place.get("prompt_token_ids"))
+    return len([one for one in told if one is False])
 
 
 def _places(part: dict[str, Any]) -> tuple[dict[str, Any], ...]:
