@@ -208,6 +208,8 @@ def _explained(
     prompt_token_ids: Ids | None, completions: list[Completion], missing: dict[str, Unavailable]
 ) -> dict[str, Unavailable]:
     """`missing`, with a reason for each of `FIELDS` that is not captured for every choice and has none yet."""
+    if prompt_token_ids is not None and completions and all(choice.complete for choice in completions):
+        return missing
     several = bool(completions) and all(c.prompt_token_ids is not None for c in completions)
     if prompt_token_ids is None and not several:
         missing.setdefault("prompt_token_ids", _not_returned("no_prompt_ids", "prompt ids"))

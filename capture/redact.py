@@ -7,9 +7,11 @@ secret the record says so (`secrets_seen`), and replacing it (`redact_text`) is 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
+
+import orjson
 
 REDACTED: Final = "***REDACTED***"
 
@@ -32,7 +34,8 @@ _TEXT_FIELDS: Final = frozenset(
 #: Parts of a message that name an address, which is no text that a model reads.
 _MEDIA: Final = frozenset("image_url video_url audio_url file_url".split())
 _NUMBERS: Final = frozenset((int, float, bool))
-#: The last characters of a field's name by which it is known.
+_PLAIN: Final = _NUMBERS | {type(None)}
+#: A field is known by the last characters of its name, so that long names are not remembered.
 _NAME: Final = 32
 _SCHEME: Final = re.compile(r"(?i)(bearer|basic|token)\s")
 
@@ -78,11 +81,8 @@ def redact(value: Any) -> Any:
     if isinstance(value, dict):
         changed: dict[Any, Any] | None = None
         for name, item in value.items():
-            if item is None or type(item) in _NUMBERS:
-                continue
-            clean = _cleaner(name[-_NAME:])
-            new = item if clean is None else clean(item)
-            if new is not item:
+            clean = None if type(item) in _PLAIN else _cleaner(name[-_NAME:])
+            if clean is not None and (new := clean(item)) is not item:
                 changed = changed if changed is not None else dict(value)
                 changed[name] = new
         return value if changed is None else changed
@@ -91,7 +91,7 @@ def redact(value: Any) -> Any:
 
 @lru_cache(1024)
 def _cleaner(name: str) -> Callable[[Any], Any] | None:
-    """What cleans the value of a field of this name; None where the value stays as it is."""
+    """What cleans the value of a field whose name ends like this; None where the value stays as it is."""
     key = name.lower().replace("-", "_")
     if key in ("messages", "input"):  # the second: items of the responses dialect
         return _messages
@@ -191,11 +191,16 @@ def redact_text(text: str) -> str:
 def secrets_seen(*values: Any) -> list[str]:
     """The kinds of secrets that seem to stand in the texts of `values`, sorted.
 
-    A conversation comes again with every call, so what was found in a long text is remembered by its hash.
+    A conversation and its tools come again with every call, so what was found in them is remembered by its hash.
     """
     seen: set[str] = set()
     short: list[str] = []
     stack = list(values)
+    for place, value in enumerate(values):
+        tools = value.get("tools") if isinstance(value, dict) else None
+        if isinstance(tools, list):
+            seen |= _kinds_of_tools(tools)
+            stack[place] = {name: inner for name, inner in value.items() if name != "tools"}
     while stack:
         item = stack.pop()
         kind = type(item)
@@ -205,7 +210,7 @@ def secrets_seen(*values: Any) -> list[str]:
             if len(item) < _LONG:
                 short.append(item)
             else:
-                seen |= _kinds_of_long(item)
+                seen |= _remembered(hash(item), _kinds, item)
         elif kind is dict:
             stack += item.values()
         elif kind is list and item and type(item[0]) not in _NUMBERS:
@@ -215,19 +220,27 @@ def secrets_seen(*values: Any) -> list[str]:
 
 
 #: Texts of this many characters are looked at once; of so many of them is remembered what was found.
-_LONG: Final = 128
+_LONG: Final = 48
 _MOST: Final = 20_000
-_looked_at: dict[int, frozenset[str]] = {}
+_found_in: dict[int, frozenset[str]] = {}
 
 
-def _kinds_of_long(text: str) -> frozenset[str]:
-    key = hash(text)
-    kinds = _looked_at.get(key)
+def _remembered(key: int, find: Callable[[Any], Iterable[str]], where: Any) -> frozenset[str]:
+    kinds = _found_in.get(key)
     if kinds is None:
-        if len(_looked_at) >= _MOST:
-            _looked_at.clear()
-        kinds = _looked_at[key] = _kinds(text)
+        if len(_found_in) >= _MOST:
+            _found_in.clear()
+        kinds = _found_in[key] = frozenset(find(where))
     return kinds
+
+
+def _kinds_of_tools(tools: list[Any]) -> frozenset[str]:
+    """Of many small texts, which to look through one by one costs twenty times what writing them out does."""
+    try:
+        text = orjson.dumps(tools)
+    except TypeError:  # nested too deeply, or half a character
+        return frozenset(secrets_seen(tools))
+    return _remembered(hash((text, "tools")), secrets_seen, tools)
 
 
 def _kinds(text: str) -> frozenset[str]:

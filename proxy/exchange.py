@@ -291,7 +291,7 @@ class Exchange(Sending):
             self.reader = None
             capture, line = self._line()
         name = self.agent.header(REQUEST_ID)
-        session.retries.remember(self.request.fingerprint, self.request.body, name, facts.number, facts.outcome)
+        session.retries.remember(self.request.raw, self.request.body, name, facts.number, facts.outcome)
         usage = self.reader.usage if self.reader is not None else {}
         session.count(capture, usage)
         self._learn(capture)

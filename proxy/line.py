@@ -6,6 +6,7 @@ import secrets
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -44,7 +45,7 @@ class In:
 
 @dataclass(slots=True)
 class Facts:
-    """Filled in as a call goes its way. Times are seconds of `time.perf_counter`."""
+    """Filled in as a call goes its way. `began_at`, `ended_at` are Unix times, `started` is of `time.perf_counter`."""
 
     number: int
     wire: str
@@ -66,8 +67,8 @@ class Facts:
     token_in: dict[str, Any] | None = None
     policy_version_end: str | None = None
     request_id: str = field(default_factory=lambda: "req-" + secrets.token_hex(8))
-    began_at: datetime = field(default_factory=lambda: datetime.now(UTC))
-    ended_at: datetime | None = None
+    began_at: float = field(default_factory=time.time)
+    ended_at: float = 0.0
     started: float = field(default_factory=time.perf_counter)
     ttft_ms: float | None = None
     duration_ms: float = 0.0
@@ -88,7 +89,7 @@ class Facts:
             self.ttft_ms = round((time.perf_counter() - self.started) * 1000, 3)
 
     def over(self, policy_version: str | None) -> None:
-        self.ended_at = datetime.now(UTC)
+        self.ended_at = time.time()
         self.duration_ms = round((time.perf_counter() - self.started) * 1000, 3)
         if policy_version != self.policy_version:
             self.policy_version_end = policy_version
@@ -233,5 +234,12 @@ def _writable(value: Any, depth: int = 0) -> Any:
     return str(value)
 
 
-def _iso(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def _iso(moment: float) -> str:
+    """A Unix time in UTC, to the millisecond."""
+    seconds = int(moment)
+    return f"{_second(seconds)}.{int((moment - seconds) * 1000):03d}Z"
+
+
+@lru_cache(16)
+def _second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")

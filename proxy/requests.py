@@ -17,7 +17,7 @@ from proxy.sessions import Session
 
 _decode = msgspec.json.Decoder().decode
 #: Request fields that shape what is sampled; kept in the record as they were sent.
-SAMPLING = (
+SAMPLING = frozenset((
     "temperature", "top_p", "top_k", "min_p", "typical_p", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "repeat_penalty", "logit_bias", "seed", "n", "best_of", "use_beam_search", "max_tokens",
     "max_completion_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output",
@@ -25,7 +25,7 @@ SAMPLING = (
     "guided_choice", "guided_grammar", "regex", "ebnf", "json_schema", "grammar", "tool_choice",
     "parallel_tool_calls", "include_reasoning", "chat_template_kwargs", "reasoning_effort",
     "mirostat", "dynatemp_range", "dry_multiplier", "xtc_probability", "top_n_sigma", "samplers",
-)  # fmt: skip
+))  # fmt: skip
 
 
 def misspelt_sampling(names: Iterable[str]) -> str | None:
@@ -81,14 +81,9 @@ class Request:
         return isinstance(options, dict) and options.get("include_usage") is True
 
     @property
-    def fingerprint(self) -> int:
-        """Equal for a call that is repeated word for word."""
-        return hash(self.raw)
-
-    @property
     def sampling(self) -> dict[str, Any]:
         """The sampling parameters that were sent, the agent's and the session's."""
-        return {name: self.upstream[name] for name in SAMPLING if self.upstream.get(name) is not None}
+        return {name: value for name, value in self.upstream.items() if name in SAMPLING and value is not None}
 
     def dump(self, body: dict[str, Any]) -> bytes:
         """`body` as bytes for the engine; the agent's own bytes where nothing was changed."""

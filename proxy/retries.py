@@ -20,13 +20,17 @@ class Retries:
     def __init__(self) -> None:
         self._failed: OrderedDict[Hashable, int] = OrderedDict()
 
-    def of(self, fingerprint: int, body: dict[str, Any], name: str | None) -> int | None:
+    def of(self, raw: bytes, body: dict[str, Any], name: str | None) -> int | None:
         """The number of the failed call that this one makes again; `name` is its `x-client-request-id`."""
-        return next((self._failed[key] for key in _keys(fingerprint, body, name) if key in self._failed), None)
+        if not self._failed:
+            return None
+        return next((self._failed[key] for key in _keys(raw, body, name) if key in self._failed), None)
 
-    def remember(self, fingerprint: int, body: dict[str, Any], name: str | None, number: int, outcome: str) -> None:
+    def remember(self, raw: bytes, body: dict[str, Any], name: str | None, number: int, outcome: str) -> None:
         """An answered call ends the chain of retries; one that failed is what the next may repeat."""
-        for key in _keys(fingerprint, body, name):
+        if not self._failed and outcome == "ok":
+            return
+        for key in _keys(raw, body, name):
             if outcome == "ok":
                 self._failed.pop(key, None)
             else:
@@ -36,8 +40,8 @@ class Retries:
             self._failed.popitem(last=False)
 
 
-def _keys(fingerprint: int, body: dict[str, Any], name: str | None) -> list[Hashable]:
-    keys: list[Hashable] = [fingerprint]
+def _keys(raw: bytes, body: dict[str, Any], name: str | None) -> list[Hashable]:
+    keys: list[Hashable] = [hash(raw)]
     if name:
         keys.append((name, _turns(body)))
     return keys

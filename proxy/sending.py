@@ -52,7 +52,7 @@ class Sending:
         self.agent = agent
         self.request = request
         self.facts = Facts(number=number, wire=route.wire, path=route.path, policy_version=session.policy_version)
-        self.facts.retry_of = session.retries.of(request.fingerprint, request.body, agent.header(REQUEST_ID))
+        self.facts.retry_of = session.retries.of(request.raw, request.body, agent.header(REQUEST_ID))
         self.reader: Reader | None = None
         self.ask: Ask | None = None
         #: Where this call went. The session's may be another by now: its calls overlap, and one may find it down.

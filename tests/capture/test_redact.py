@@ -254,6 +254,19 @@ def test_redaction_is_the_plain_reading_of_its_rule(body: Any) -> None:
     assert redact(body) == plainly(body)
 
 
+@pytest.mark.parametrize("deep", [False, True])
+def test_what_was_found_in_tools_is_found_again(deep: bool) -> None:
+    inner: Any = SECRETS["aws_key"]
+    for _ in range(400 if deep else 1):  # deeper than orjson writes
+        inner = {"description": inner}
+    tools = [{"type": "function", "function": {"name": "f", **inner}}]
+    said = [{"content": SECRETS["jwt"]}]
+    for _ in range(2):
+        assert secrets_seen({"temperature": 1.0, "tools": tools, "messages": said}) == ["aws_key", "jwt"]
+        assert secrets_seen({"tools": [{}], "messages": said}, {"tools": tools}) == ["aws_key", "jwt"]
+        assert secrets_seen({"tools": [{}], "messages": []}) == secrets_seen({"tools": {"tools": [tools[:0]]}}) == []
+
+
 @given(st.lists(texts, max_size=6))
 def test_secrets_are_seen_beside_other_texts_as_each_by_itself(several: list[str]) -> None:
     alone = {kind for text in several for kind in secrets_seen(text)}
