@@ -9,8 +9,10 @@ sessions with it; the proxy then ends and says so, its journals hold every finis
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import logging
+import math
 import os
 import secrets
 import shutil
@@ -33,6 +35,11 @@ from proxy.settings import Settings
 from proxy.worker import Place, work
 
 log = logging.getLogger("proxy")
+
+#: What the system says when it has no room for one more connection.
+SHORT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+#: Seconds until it is asked again, and until it is said again in the log.
+PAUSE, TELL_AGAIN = 0.25, 60.0
 
 
 class Worker:
@@ -187,6 +194,8 @@ class Front:
         self.directory = Directory(len(workers))
         self._listening = listening
         self._tasks: set[asyncio.Task[None]] = set()
+        self._pausing: asyncio.TimerHandle | None = None
+        self._told_short = -math.inf
         self._lost: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
 
     def listen(self) -> None:
@@ -208,11 +217,14 @@ class Front:
         worker.channel.listen(lambda connection, early: self._begin(self._pass_on(connection, early)), told, ended)
 
     def open(self) -> None:
-        loop = asyncio.get_running_loop()
         for one in self._listening:
             one.listen(4096)
             one.setblocking(False)
-            loop.add_reader(one, self._accept, one)
+        self._take()
+
+    def _take(self) -> None:
+        for one in self._listening:
+            asyncio.get_running_loop().add_reader(one, self._accept, one)
 
     async def until(self, stop: asyncio.Event) -> Worker | None:
         """Waits for the word to stop (None), or for a worker that dies."""
@@ -221,9 +233,10 @@ class Front:
         return self._lost.result() if self._lost.done() else None
 
     async def close(self) -> None:
-        loop = asyncio.get_running_loop()
+        if self._pausing is not None:
+            self._pausing.cancel()
         for one in self._listening:
-            loop.remove_reader(one)
+            asyncio.get_running_loop().remove_reader(one)
             one.close()
         for task in list(self._tasks):
             task.cancel()
@@ -233,10 +246,25 @@ class Front:
         for _ in range(64):
             try:
                 connection, _ = listening.accept()
-            except OSError:  # none left, or no descriptors: the next may do
+            except OSError as error:  # none left, or one that broke off while it waited
+                if error.errno in SHORT:
+                    self._pause(error)
                 return
             connection.setblocking(False)
             self._begin(self._first(connection))
+
+    def _pause(self, error: OSError) -> None:
+        """Connections wait where they are for a moment: to ask for them again at once would be asked without end."""
+        loop = asyncio.get_running_loop()
+        for one in self._listening:
+            loop.remove_reader(one)
+        self._pausing = loop.call_later(PAUSE, self._take)
+        if loop.time() - self._told_short > TELL_AGAIN:
+            self._told_short = loop.time()
+            log.error(
+                "no more connections can be taken (%s): agents wait until others have left; raise the limit of open "
+                "files (ulimit -n)", error.strerror,
+            )  # fmt: skip
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

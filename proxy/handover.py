@@ -6,6 +6,7 @@ Linux only: a packet a connection over a Unix socket pair, the descriptor beside
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import socket
@@ -13,6 +14,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from proxy.keys import keys
+
+log = logging.getLogger("proxy")
 
 _NAMED = re.compile(rb"[A-Z]+ /{1,8}s/([^/? ]+)")
 
@@ -69,7 +72,9 @@ class Channel:
                     loop.remove_reader(self._end)
                     ended()
                     return
-                if data[:1] == self.CONNECTION:
+                if data[:1] == self.CONNECTION and not descriptors:  # no room for it here: it is closed
+                    log.error("a connection could not be taken over; raise the limit of open files (ulimit -n)")
+                elif data[:1] == self.CONNECTION:
                     took(socket.socket(fileno=descriptors[0]), _read(descriptors[1]) if descriptors[1:] else b"")
                 else:
                     told(data[:1], data[1:].decode())

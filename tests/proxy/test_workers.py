@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -231,6 +232,31 @@ async def test_a_worker_that_is_killed_ends_the_proxy_with_a_sentence(tmp_path: 
         assert any("worker 1" in line and "start it again" in line for line in proxy.said)
         assert all(len(proxy.calls(one["journal"])) == 1 for one in opened)
         assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+
+
+async def test_a_front_without_descriptors_waits_for_some_and_burns_nothing(tmp_path: Path) -> None:
+    async with FakeEngine(replays(PLAIN)) as engine, proxies(engine.url, tmp_path) as proxy:
+        pid, url = proxy.process.pid, f"http://127.0.0.1:{proxy.port}/v1/chat/completions"
+        usual = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        highest = max(int(one.name) for one in Path(f"/proc/{pid}/fd").iterdir())
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (highest + 1, usual[1]))
+        async with httpx.AsyncClient(timeout=30) as agent:
+            calls = [asyncio.ensure_future(agent.post(url, json=CHAT)) for _ in range(highest + 8)]
+            await asyncio.sleep(0.5)
+            before = processor_ticks(pid)
+            await asyncio.sleep(1.0)
+            spent = processor_ticks(pid) - before
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, usual)
+            answers_ = [got.status_code for got in await asyncio.gather(*calls)]
+        assert answers_ == [200] * len(calls)
+        assert spent < 40, "of 100 a second: a loop that asks again at once takes all of them"
+        assert sum("no more connections can be taken (Too many open files)" in line for line in proxy.said) == 1
+
+
+def processor_ticks(pid: int) -> int:
+    """Hundredths of a second that a process computed."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
 
 
 async def test_workers_end_when_the_front_is_killed(tmp_path: Path) -> None:
