@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import orjson
 
 from capture.record import Ids
@@ -26,8 +27,11 @@ RENDERED: Final = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
+# Thousands of these are held for hours and none is part of a circle: with gc=False the collector, which stops all calls
+# while it runs, does not look at them. So ids are held as their text.
+
+
+class Conversation(msgspec.Struct, frozen=True, gc=False):
     """A chat request's messages as numbers that can be compared. Equal `turns`: the same message by meaning; equal
     `exact`: the same JSON. `options` stands for tools and whatever else shapes a prompt.
     """
@@ -66,8 +70,7 @@ class Conversation:
         return next((at for at, role in enumerate(self.roles) if role not in ("system", "developer")), len(self.roles))
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True, gc=False):
     """One choice of a call: `turn` of its message, and what was sampled.
 
     `stop` is the stop token's id where sampling ended by one, which then is the last of `sampled`; None where the reply
@@ -75,30 +78,41 @@ class Reply:
     """
 
     turn: int
-    sampled: Ids
+    sampled_text: bytes
     stop: int | None = None
     unusable: str | None = None
 
+    @property
+    def sampled(self) -> Ids:
+        return Ids(self.sampled_text)
 
-@dataclass(frozen=True, slots=True)
-class Held:
+
+class Held(msgspec.Struct, frozen=True, gc=False):
     """A call that may be continued. `prompt` is what the engine was given; `rendered` what its template makes of the
     messages, which is the same unless the call was bridged. `unusable` as in `Reply`.
     """
 
     call: int
     conversation: Conversation
-    prompt: Ids
-    rendered: Ids
+    prompt_text: bytes
+    rendered_text: bytes
     replies: tuple[Reply, ...]
     unusable: str | None = None
 
     @property
+    def prompt(self) -> Ids:
+        return Ids(self.prompt_text)
+
+    @property
+    def rendered(self) -> Ids:
+        return Ids(self.rendered_text)
+
+    @property
     def size(self) -> int:
         """About how many bytes it keeps alive."""
-        ids = len(self.prompt.text) + sum(len(one.sampled.text) for one in self.replies)
-        if self.rendered is not self.prompt:
-            ids += len(self.rendered.text)
+        ids = len(self.prompt_text) + sum(len(one.sampled_text) for one in self.replies)
+        if self.rendered_text is not self.prompt_text:
+            ids += len(self.rendered_text)
         return ids + 128 * len(self.conversation.turns)
 
 

@@ -65,29 +65,24 @@ def held_call(
     """
     choices = answer.get("choices")
     replies = tuple(_reply(engine, body, one, capture) for one in choices or () if isinstance(one, dict))
-    prompt = None if capture is None else capture.prompt_token_ids
-    missing = capture is None or prompt is None or "prompt_token_ids" in capture.unavailable
-    prompt = _as_text(prompt or Ids(b""))
-    rendered = prompt if rendered is None or rendered == prompt else _as_text(rendered)
-    return Held(call, conversation, prompt, rendered, replies, "parent_incomplete" if missing else None)
-
-
-def _as_text(ids: Ids) -> Ids:
-    """Without the list of numbers that was made of them, which is six times as large and in no count of `size`."""
-    return Ids(ids.text)
+    told = None if capture is None else capture.prompt_token_ids
+    missing = capture is None or told is None or "prompt_token_ids" in capture.unavailable
+    prompt = b"" if told is None else told.text
+    written = prompt if rendered is None or rendered.text == prompt else rendered.text
+    return Held(call, conversation, prompt, written, replies, "parent_incomplete" if missing else None)
 
 
 def _reply(engine: Engine, body: dict[str, Any], choice: dict[str, Any], capture: TokenCapture | None) -> Reply:
     message = choice.get("message") or {}
     index = choice.get("index")
     one = next((one for one in (capture.completions if capture else ()) if one.index == index), None)
-    sampled = None if one is None else one.token_ids
-    if capture is None or not sampled or "completion_token_ids" in capture.unavailable:
-        return Reply(turn(message), Ids(b""), unusable="parent_incomplete")
-    sampled = _as_text(sampled)
+    ids = None if one is None else one.token_ids
+    if capture is None or not ids or "completion_token_ids" in capture.unavailable:
+        return Reply(turn(message), b"", unusable="parent_incomplete")
+    sampled = ids.text
     ended = engine.ended(choice, body)
     if ended == "stop_token":
-        return Reply(turn(message), sampled, stop=int(sampled.text.rpartition(b",")[2]))
+        return Reply(turn(message), sampled, stop=int(sampled.rpartition(b",")[2]))
     if ended != "cut":
         return Reply(turn(message), sampled, unusable="stop_string" if ended == "stop_string" else "parent_incomplete")
     if message.get("tool_calls"):

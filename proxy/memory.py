@@ -19,6 +19,9 @@ M_ARENA_MAX = -8
 #: Seconds between two collections of what calls left in circles. `quiet_garbage` makes the collector's own rare, and
 #: what waits for it scatters the heap: without this a proxy grew by a fifth in a minute of calls that broke off.
 TIDY = 30.0
+#: Seconds between a collection's two parts, so that calls wait for neither longer than they must: what is new, which is
+#: mostly garbage, and all. With 256 sessions either took 2 to 5 ms, however many calls they had made.
+PARTS = 1.0
 
 
 def give_back() -> None:
@@ -34,6 +37,10 @@ def keep_tidy() -> None:
     loop = asyncio.get_running_loop()
 
     def tidy() -> None:
+        gc.collect(1)
+        loop.call_later(PARTS, tidy_all)
+
+    def tidy_all() -> None:
         gc.collect()
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)

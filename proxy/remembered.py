@@ -6,9 +6,12 @@ the next goes on from, and those before it are hardly asked for.
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Generic, TypeVar
+
+import msgspec
 
 #: Bytes that are remembered by all sessions of a process.
 LARGEST = 1024 << 20
@@ -27,6 +30,16 @@ class Whole:
         self.size = 0
         self._used: OrderedDict[_Entry, None] = OrderedDict()
         self._shrinking = False
+        self._memories: dict[int, Memory[Any, Any]] = {}
+        self._number = itertools.count()
+
+    def enter(self, memory: Memory[Any, Any]) -> int:
+        number = next(self._number)
+        self._memories[number] = memory
+        return number
+
+    def leave(self, number: int) -> None:
+        self._memories.pop(number, None)
 
     def add(self, entry: _Entry) -> None:
         self._used[entry] = None
@@ -46,7 +59,7 @@ class Whole:
         try:
             while self.size > self.largest and self._used:
                 oldest = next(iter(self._used))
-                oldest.memory.forget(oldest.name)
+                self._memories[oldest.memory].forget(oldest.name)
         finally:
             self._shrinking = False
 
@@ -64,6 +77,7 @@ class Memory(Generic[K, V]):
         self._size = 0
         self._ended = False
         self._held: OrderedDict[K, _Entry] = OrderedDict()
+        self._number = self._whole.enter(self)
 
     def __iter__(self) -> Iterator[V]:
         return iter([entry.value for entry in self._held.values()])
@@ -89,7 +103,7 @@ class Memory(Generic[K, V]):
         if self._ended:
             return
         self._take_out(name)
-        entry = self._held[name] = _Entry(self, name, value, size + EACH)
+        entry = self._held[name] = _Entry(self._number, name, value, size + EACH)
         self._size += entry.size
         self._whole.add(entry)
         while self._held and (len(self._held) > self._most or self._size > self._largest):
@@ -109,6 +123,7 @@ class Memory(Generic[K, V]):
         """For good: what is kept from now on is not."""
         self._ended = True
         self.clear()
+        self._whole.leave(self._number)
 
     def _take_out(self, name: K) -> _Entry | None:
         entry = self._held.pop(name, None)
@@ -118,11 +133,10 @@ class Memory(Generic[K, V]):
         return entry
 
 
-class _Entry:
-    __slots__ = ("memory", "name", "size", "value")
+class _Entry(msgspec.Struct, eq=False, gc=False):
+    """Not looked at by the collector, for there are very many: so it refers to its memory by a number."""
 
-    def __init__(self, memory: Memory[Any, Any], name: Hashable, value: Any, size: int) -> None:
-        self.memory = memory
-        self.name = name
-        self.value = value
-        self.size = size
+    memory: int
+    name: Any
+    value: Any
+    size: int

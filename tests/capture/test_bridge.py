@@ -17,8 +17,8 @@ def found(
     sampled: list[int], *, stop: int | None = STOP, prompt: list[int] = ASKED, rendered: list[int] = ASKED
 ) -> Parent:
     made = Conversation((), (), (), 0, 0)
-    reply = Reply(0, Ids.of(sampled), stop=stop)
-    return Parent(Held(0, made, Ids.of(prompt), Ids.of(rendered), (reply,)), reply)
+    reply = Reply(0, Ids.of(sampled).text, stop=stop)
+    return Parent(Held(0, made, Ids.of(prompt).text, Ids.of(rendered).text, (reply,)), reply)
 
 
 def made(rendered: list[int], answered: list[int], parent: Parent, closing: list[int] | None = None) -> Bridge | str:

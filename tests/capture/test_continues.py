@@ -31,8 +31,8 @@ def conversation(*messages: dict[str, Any], **more: Any) -> Conversation:
 
 
 def held(number: int, *messages: dict[str, Any], reply: dict[str, Any] = CALL, **more: Any) -> Held:
-    ids = Ids.of([1, 2, number])
-    return Held(number, conversation(*messages, **more), ids, ids, (Reply(turn(reply), Ids.of([7, 2]), stop=2),))
+    ids = Ids.of([1, 2, number]).text
+    return Held(number, conversation(*messages, **more), ids, ids, (Reply(turn(reply), b"7,2", stop=2),))
 
 
 def sent_back(**change: Any) -> dict[str, Any]:
@@ -130,8 +130,8 @@ def test_two_calls_that_gave_the_same_reply_are_not_told_apart() -> None:
 
 def test_of_several_choices_the_one_sent_back_is_followed() -> None:
     one = held(3, SYSTEM, USER)
-    other = Reply(turn({"role": "assistant", "content": "no"}), Ids.of([9, 2]), stop=2)
-    both = Held(3, one.conversation, one.prompt, one.rendered, (other, *one.replies))
+    other = Reply(turn({"role": "assistant", "content": "no"}), b"9,2", stop=2)
+    both = Held(3, one.conversation, one.prompt_text, one.rendered_text, (other, *one.replies))
     found = parent(conversation(SYSTEM, USER, CALL, RESULT), [both])
     assert isinstance(found, Parent)
     assert found.reply.sampled == [7, 2]
@@ -145,7 +145,9 @@ def test_a_call_that_is_not_held_any_more_is_known() -> None:
 
 def test_what_cannot_be_followed_says_why() -> None:
     one = held(3, SYSTEM, USER)
-    cut = Held(3, one.conversation, one.prompt, one.rendered, (Reply(turn(CALL), Ids(b""), unusable="stop_string"),))
+    cut = Held(
+        3, one.conversation, one.prompt_text, one.rendered_text, (Reply(turn(CALL), b"", unusable="stop_string"),)
+    )
     assert parent(conversation(SYSTEM, USER, CALL, RESULT), [cut]) == "stop_string"
 
 

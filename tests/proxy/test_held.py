@@ -9,6 +9,7 @@ from capture.continues import Conversation
 from capture.engines import engine
 from capture.record import Completion, Ids, TokenCapture
 from proxy.held import HeldCalls, held_call
+from proxy.kept import Kept
 
 LENGTH = 20_000
 
@@ -42,3 +43,23 @@ def test_what_is_held_of_a_bridged_call_is_counted() -> None:
     tracemalloc.stop()
     said = sum(one.size for one in calls)
     assert len(list(held)) == 20 and 0.8 * said < kept < 1.25 * said
+
+
+def test_what_is_held_is_nothing_that_the_collector_looks_at() -> None:
+    """It stops all calls while it runs: what it looks at must not grow with every call that is held."""
+    body = {"messages": [{"role": "user", "content": "a"}] * 20}
+    conversation = Conversation.of(body)
+    assert conversation is not None
+    answer = {"choices": [{"index": 0, "message": {"content": "b"}, "finish_reason": "stop", "stop_reason": None}]}
+    completion = Completion(0, Ids.of([7, 8]), tokens=["b", ""], logprobs=[-0.1, -0.1])
+    held, kept = HeldCalls(), Kept()
+    looked_at = []
+    for number in range(300):
+        capture = TokenCapture("openai-chat", "vllm", {}, Ids.of([number]), [completion], {})
+        held.add(held_call(number, conversation, None, engine("vllm"), body, capture, answer))
+        kept.keep({f"resp_{number}": b"x"})
+        if number in (99, 299):
+            del capture
+            gc.collect()
+            looked_at.append(len(gc.get_objects()))
+    assert looked_at[1] - looked_at[0] < 50 and len(list(held)) == 300

@@ -6,7 +6,6 @@ import gc
 import tracemalloc
 
 from capture.continues import Conversation, Held, Reply
-from capture.record import Ids
 from proxy.held import HeldCalls
 from proxy.kept import Kept
 from proxy.remembered import EACH, Memory, Whole
@@ -53,8 +52,8 @@ def test_one_bound_for_all_takes_what_was_used_longest_ago_whoever_has_it() -> N
 def held(call: int, size: int) -> Held:
     conversation = Conversation.of({"messages": [{"role": "user", "content": str(call)}]})
     assert conversation is not None
-    prompt = Ids(b"1," * (size // 2))
-    return Held(call, conversation, prompt, prompt, (Reply(call, Ids(b"7")),))
+    prompt = b"1," * (size // 2)
+    return Held(call, conversation, prompt, prompt, (Reply(call, b"7"),))
 
 
 def test_a_call_that_the_bound_for_all_took_is_known_as_one_that_was_forgotten() -> None:
