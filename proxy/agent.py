@@ -46,6 +46,11 @@ class AgentLeft(Exception):
 class Agent:
     """One request and its reply. `path` and `session` (the name in the path, if any) are what the routes made of it."""
 
+    __slots__ = (
+        "_chunked", "_connection", "_forgotten", "_on_leaving", "_parts", "_size", "_unsent", "_waiter", "_whole",
+        "ended", "headers", "keeps", "left", "method", "path", "query", "session", "started", "target",
+    )  # fmt: skip
+
     def __init__(
         self, connection: Connection, method: str, target: bytes, headers: Headers, *, keeps: bool, chunked: bool
     ) -> None:

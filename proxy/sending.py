@@ -17,7 +17,7 @@ from proxy.replies import loads, refusal_text
 from proxy.requests import Request
 from proxy.sessions import Session
 from proxy.settings import Settings
-from proxy.token_in import Plan
+from proxy.token_in import Plan, TokenIn
 from proxy.upstream import Response
 
 log = logging.getLogger("proxy")
@@ -84,7 +84,10 @@ class Sending:
         call. A stream whose capture fields are refused (SGLang before streamed ids) is first tried unstreamed.
         """
         wants = self._wants(replica)
-        response = await self._bridged(replica, engine, wants)
+        if self.session.token_in is None:
+            response = await self._post(replica, engine, wants)
+        else:
+            response = await self._bridged(replica, engine, wants, self.session.token_in)
         while response.status in (400, 422) and self.ask is not None and self.ask.injected:
             said = await _said(replica, response)
             in_stream = self.request.streams and not self.ask.unstreamed
@@ -102,13 +105,10 @@ class Sending:
                 )
         return response
 
-    async def _bridged(self, replica: Replica, engine: Engine, wants: Wants) -> Response:
+    async def _bridged(self, replica: Replica, engine: Engine, wants: Wants, token_in: TokenIn) -> Response:
         """Sends the request, its prompt as ids where it goes on from a call that is held (token-in); where the engine
         refuses those, once more without. Raises `NotBridged` where token-in is required and cannot be done.
         """
-        token_in = self.session.token_in
-        if token_in is None:
-            return await self._post(replica, engine, wants)
         body = {} if self.request.lenient else self.request.upstream
         self.plan = await token_in.plan(replica, engine, self.route.wire, body)
         token_in.require(self.plan)

@@ -107,13 +107,13 @@ class HttpClient:
         while True:
             connection, reused = await self._connection(reuse)
             reuse = False
-            sent = asyncio.get_running_loop().time()
+            sent = connection.loop.time()
             try:
                 await connection.exchange(wire, self.timeouts)
                 return connection
             except UpstreamBroke:
                 connection.close()
-                waited = asyncio.get_running_loop().time() - sent
+                waited = connection.loop.time() - sent
                 if not (reused and connection.unread and waited < CLOSED_AT_ONCE):
                     raise
             except BaseException:
@@ -121,12 +121,12 @@ class HttpClient:
                 raise
 
     async def _connection(self, reuse: bool) -> tuple[_Connection, bool]:
-        loop = asyncio.get_running_loop()
         while reuse and self._idle:
             connection = self._idle.pop()  # the warmest first, so that the others can expire
-            if connection.usable and loop.time() - connection.idle_since < IDLE_EXPIRY:
+            if connection.usable and connection.loop.time() - connection.idle_since < IDLE_EXPIRY:
                 return connection, True
             connection.drop()
+        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self.timeouts.connect):
                 _, connection = await loop.create_connection(lambda: _Connection(self), self.host, self.port)
@@ -138,8 +138,7 @@ class HttpClient:
     def release(self, connection: _Connection) -> None:
         self._idle.append(connection)
         # The coldest go when their time is over: a burst of calls must not hold its sockets for ever.
-        loop = asyncio.get_running_loop()
-        while self._idle and loop.time() - self._idle[0].idle_since >= IDLE_EXPIRY:
+        while self._idle and connection.idle_since - self._idle[0].idle_since >= IDLE_EXPIRY:
             self._idle.popleft().drop()
 
     def forget(self, connection: _Connection) -> None:
@@ -161,7 +160,7 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, pool: HttpClient) -> None:
         self._pool = pool
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self.idle_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -197,7 +196,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.untouched = False
-        self._last_data = self._loop.time()
+        self._last_data = self.loop.time()
         if not self._busy or self._complete:  # bytes nobody asked for: never mistake them for an answer
             self.drop()
             return
@@ -229,6 +228,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._pool.forget(self)
+        self._stop_watching()
         self._transport = None
         self.unread |= self.untouched and isinstance(exc, ConnectionError)  # reset: closed with the request unread
         if self._busy and not self._complete:
@@ -291,8 +291,11 @@ class _Connection(asyncio.Protocol):
         self._busy = True
         self._lost = None
         self._timeouts = timeouts
-        self._last_data = self._due = self._loop.time()
-        self._watch()
+        self._last_data = now = self.loop.time()
+        if self._timer is None or self._timer.when() > now + timeouts.first_byte:
+            self._stop_watching()
+            self._due = now
+            self._watch()
         self._transport.writelines(wire)
         while not self._head:
             if self._lost:
@@ -300,15 +303,15 @@ class _Connection(asyncio.Protocol):
             await self._wait()
 
     def _watch(self) -> None:
-        """One timer a call, which looks at the clock and sleeps again, instead of one timer a chunk."""
+        """One timer, which looks at the clock and sleeps again, instead of one a call, or a chunk."""
         if not self._busy:
             self._timer = None
             return
         bound = self._timeouts.idle if self._head else self._timeouts.first_byte
-        left = self._last_data + bound - self._loop.time()
+        left = self._last_data + bound - self.loop.time()
         if self._paused:  # it is the agent who is slow
             left = bound
-        now = self._loop.time()
+        now = self.loop.time()
         if (
             left <= 0 and now - self._due > LATE
         ):  # it is this process that stood still: what came meanwhile is read first
@@ -320,7 +323,7 @@ class _Connection(asyncio.Protocol):
             return
         wait = min(left, max(0.05, self._timeouts.idle))
         self._due = now + wait
-        self._timer = self._loop.call_later(wait, self._watch)
+        self._timer = self.loop.call_later(wait, self._watch)
 
     async def chunks(self) -> AsyncIterator[bytes]:
         while await self._more():
@@ -381,7 +384,7 @@ class _Connection(asyncio.Protocol):
         self._waiting_bytes = 0
         if self._paused and self._transport:
             self._paused = False
-            self._last_data = self._loop.time()
+            self._last_data = self.loop.time()
             self._transport.resume_reading()
         return (data,) if self._inflate is None else self._inflated(data)
 
@@ -392,9 +395,14 @@ class _Connection(asyncio.Protocol):
         except zlib.error as error:
             raise _not_compressed(error) from error
 
+    def _stop_watching(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def end_within(self, seconds: float) -> None:
         if not self._complete and self._end is None:
-            self._end = self._loop.call_later(seconds, self._lingers)
+            self._end = self.loop.call_later(seconds, self._lingers)
 
     def _lingers(self) -> None:
         self._fail(UpstreamTimeout("the engine did not end its answer"))
@@ -408,14 +416,11 @@ class _Connection(asyncio.Protocol):
         if not self._busy:
             return
         self._busy = False
-        if self._timer:
-            self._timer.cancel()
-            self._timer = None
         if self._end:
             self._end.cancel()
             self._end = None
         if self._kept and self.usable and not self._pending:
-            self.idle_since = self._loop.time()
+            self.idle_since = self.loop.time()
             self._pool.release(self)
         else:
             self.drop()
@@ -429,7 +434,7 @@ class _Connection(asyncio.Protocol):
         self._lost = self._lost or error
 
     async def _wait(self) -> None:
-        self._waiter = self._loop.create_future()
+        self._waiter = self.loop.create_future()
         try:
             await self._waiter
         finally:

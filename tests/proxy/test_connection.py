@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from proxy import connection as connections
+from proxy.agent import Agent, AgentLeft
 from tests.proxy.conftest import Started
 from tests.proxy.fake_engine import FakeEngine, Seen, replays
 from tests.proxy.raw import connection, exchange, post, statuses, until_quiet
@@ -155,3 +159,92 @@ async def test_the_last_answer_before_a_stop_says_that_it_is_the_last(started: S
             got = await reader.read()
         writer.close()
     assert statuses(got) == [200] and b"\r\nconnection: close\r\n" in got
+
+
+# however the bytes come
+
+
+REQUESTS = (
+    post(BODY), post(RAW, "x-a: b", path="/v1/completions"), b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n",
+    post(b"3\r\nabc\r\n4;x=y\r\ndefg\r\n0\r\nx-trailer: 1\r\n\r\n", "transfer-encoding: chunked"),
+    post(b"z" * 100_000), b"\r\n" + post(b""),
+)  # fmt: skip
+
+
+class Wire(asyncio.Transport):
+    """A double of a connection's transport: what was written, and whether reading is paused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.reading = True
+        self.closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += bytes(data)
+
+    def pause_reading(self) -> None:
+        assert self.reading and not self.closed
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.reading and not self.closed
+        self.reading = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+
+async def echo(agent: Agent) -> None:
+    try:
+        body = await agent.body(1 << 20)
+    except AgentLeft:
+        return
+    names = b",".join(sorted(name for name, _ in agent.headers))
+    agent.answer(200, [], b"%s %s %s %d %s" % (agent.method.encode(), agent.target, names, len(body), body[:9]))
+
+
+async def told(pieces: list[bytes]) -> tuple[bytes, bool]:
+    """What a connection answers to `pieces`, each given when it reads, and whether it is over then."""
+    wire, tasks = Wire(), set[asyncio.Task[None]]()
+    connected = connections.Connection(echo, set(), tasks)
+    connected.connection_made(wire)
+    for piece in pieces:
+        connected.data_received(piece)
+        async with asyncio.timeout(5):
+            while not (wire.reading or wire.closed):
+                await asyncio.sleep(0)
+        if wire.closed:
+            break
+    for _ in range(30):  # more turns of the loop than an answer takes
+        await asyncio.sleep(0)
+    connected.connection_lost(None)
+    await asyncio.gather(*tasks)
+    return wire.written, wire.closed
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from(REQUESTS), min_size=1, max_size=5), st.lists(st.integers(0, 1 << 20), max_size=8))
+async def test_requests_are_answered_the_same_wherever_their_bytes_are_split(
+    requests: list[bytes], cuts: list[int]
+) -> None:
+    data = b"".join(requests)
+    at = sorted({0, len(data), *(cut % len(data) for cut in cuts)})
+    whole = await told(requests)
+    assert whole[0].count(b"HTTP/1.1 200") == len(requests)
+    assert await told([data[start:end] for start, end in pairwise(at)]) == whole
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(REQUESTS), st.integers(0, 400), st.binary(min_size=1, max_size=6), st.lists(st.integers(0, 999)))
+async def test_whatever_comes_is_answered_or_refused(data: bytes, at: int, put: bytes, cuts: list[int]) -> None:
+    """A byte that is wrong anywhere: an answer of HTTP, or the end of the connection, and no fault of ours."""
+    data = data[:at] + put + data[at + len(put) :]
+    places = sorted({0, len(data), *(cut % len(data) for cut in cuts)})
+    written, _ = await told([data[start:end] for start, end in pairwise(places)])
+    assert set(statuses(written)) <= {200, 400}
