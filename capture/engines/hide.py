@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from capture.assemble import ID_KEYS, NESTED, without_ids
 
+_WITH_IDS: Final = ID_KEYS | NESTED
 _EXT_KEYS: Final = ("input_ids", "output_ids")
 
 
@@ -67,16 +68,16 @@ class Hide(NamedTuple):
 
     def _strip_ids(self, place: dict[str, Any]) -> bool:
         changed = False
-        if not ID_KEYS.isdisjoint(place):
-            for key in ID_KEYS.intersection(place):
-                if self.prompt if key == "prompt_token_ids" else self.sampled:
-                    changed |= self._mute(place, key)
-        if not NESTED.isdisjoint(place):
-            for name in NESTED.intersection(place):
-                if isinstance(place[name], dict):
-                    left = without_ids(place[name]) if self.prompt and self.sampled else place[name]
-                    changed |= len(left) < len(place[name])
-                    place[name] = left
+        if _WITH_IDS.isdisjoint(place):
+            return changed
+        for key in _WITH_IDS.intersection(place):
+            if key in NESTED:
+                if isinstance(place[key], dict):
+                    left = without_ids(place[key]) if self.prompt and self.sampled else place[key]
+                    changed |= len(left) < len(place[key])
+                    place[key] = left
+            elif self.prompt if key == "prompt_token_ids" else self.sampled:
+                changed |= self._mute(place, key)
         return changed
 
     def _mute(self, place: dict[str, Any], key: str) -> bool:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 CHAT: Final = "openai-chat"
 COMPLETIONS: Final = "openai-completions"
 
+#: Of n choices each may come with the prompt again; where it is shorter than this it is parsed.
+CUT_AGAIN: Final = 4096
 _PROMPT_KEYS: Final = (b'"prompt_token_ids":', b'"input_ids":')
 
 
@@ -47,7 +49,7 @@ class Reader:
         self._steps_are_ours = engine.step_is_ours(self.hide)
         #: Whether the chunks of one token may be read by their parts; and what they begin with, once that is known.
         self._is_regular = (
-            wire == CHAT and self.expected == 1 and not self.sampled.top and self._mutes
+            wire == CHAT and self.expected == 1 and not self.sampled.top and self._mutes and self._steps_are_ours
             and self.hide.logprobs and self.hide.sampled and self.hide.nulls >= MUTED
         )  # fmt: skip
         self._begins: bytes | None = None
@@ -84,7 +86,7 @@ class Reader:
         """
         begins = self._begins
         if begins is not None and data.startswith(begins) and (found := self._parts(data, begins)) is not None:
-            return found.given if found.finish is None else self._unless_last(found.given)
+            return found.given if found.given is None or found.finish is None else self._unless_last(found.given)
         chunk, cut = self._taken(data)
         if chunk is None or not self._mutes:
             return data
@@ -196,7 +198,8 @@ class Reader:
         Parsing 100,000 ids would hold up every other call. Sound because an unescaped quote cannot stand inside a JSON
         string: the key, as bytes, is always a key; and because it is looked at what it is a key of.
         """
-        for key in () if self.several_prompts else _PROMPT_KEYS:
+        known = self.several_prompts or (self.sampled.prompt is not None and len(data) < CUT_AGAIN)
+        for key in () if known else _PROMPT_KEYS:
             start = data.find(key)
             first = data.find(b"[", start, start + len(key) + 2) if start >= 0 else -1
             last = data.find(b"]", first) if first >= 0 else -1

@@ -35,7 +35,8 @@ _PARTS: Final = re.compile(
 class Parts(NamedTuple):
     """What one regular chunk holds; `given` is what an agent gets that asked for neither logprobs nor ids.
 
-    `field` is None where there is no text, which only the last chunk may lack. `finish` is None before that one.
+    `field` is None where there is no text, as while a parser holds it back: nobody would have got such a chunk, unless
+    it is the last. `finish` is None before that one.
     """
 
     field: str | None
@@ -45,7 +46,7 @@ class Parts(NamedTuple):
     token_id: int
     finish: str | None
     stop: str | int | None
-    given: bytes
+    given: bytes | None
 
 
 def opening(data: bytes) -> bytes | None:
@@ -65,9 +66,11 @@ def parts(data: bytes, begins: bytes) -> Parts | None:
         text, token, logprob, token_id, finish, stop = orjson.loads(b"[%b,%b,%b,%b,%b,%b]" % written)
     except orjson.JSONDecodeError:  # no UTF-8, or a number that is written like none
         return None
-    if not CLAMPED < logprob < math.inf or (field is None and finish is None):
+    if not CLAMPED < logprob < math.inf:
         return None
-    given = b'%b%b"logprobs":null,"finish_reason":%b,"token_ids":null}]}' % (begins, delta, ended)
+    given = None
+    if field is not None or finish is not None:
+        given = b'%b%b"logprobs":null,"finish_reason":%b,"token_ids":null}]}' % (begins, delta, ended)
     return Parts(_FIELDS[field], text, token, logprob, token_id, finish, stop, given)
 
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any, Final
 
 from capture.assemble import NESTED, SAMPLED_IDS
 from capture.record import CLAMPED, Completion, Ids, are_ids, are_logprobs, is_logprob
 
+_LOGPROB: Final = itemgetter("logprob")
+_TOKEN: Final = itemgetter("token")
 _SPELLED: Final = re.compile(r"token_id:([0-9]{1,18})")
 
 
@@ -155,21 +158,19 @@ class Choice:
             self.echoed = self.echoed if self.echoed is not None else []
             self.echoed += [entry if isinstance(entry, dict) else {} for entry in entries]
             return
-        left = iter(entries)
-        for entry in left:
+        for place, entry in enumerate(entries):
             self._entry(entry if isinstance(entry, dict) else {}, whole.top)
-            if self.entry_ids is None and not whole.top:
+            if place == 0 and len(entries) > 1 and not whole.top and self._plain(entries[1:]):
                 break
-        rest = list(left)
-        if rest and not self._plain(rest):
-            for entry in rest:
-                self._entry(entry if isinstance(entry, dict) else {}, whole.top)
 
     def _plain(self, entries: list[Any]) -> bool:
         """Takes entries of which only token and logprob are wanted, at once; False where one has to be looked at."""
-        if set(map(type, entries)) != {dict}:
+        if self.entry_ids is not None:
             return False
-        values, tokens = [entry.get("logprob") for entry in entries], [entry.get("token") for entry in entries]
+        try:
+            values, tokens = list(map(_LOGPROB, entries)), list(map(_TOKEN, entries))
+        except (KeyError, TypeError):
+            return False
         if set(map(type, tokens)) != {str} or not are_logprobs(values):
             return False
         self.logprobs += values
@@ -262,10 +263,10 @@ def _places(part: dict[str, Any]) -> tuple[dict[str, Any], ...]:
 _NESTED_ORDER: Final = ("provider_specific_fields", "raw_output", "message")
 
 
-def _legacy(logprobs: dict[str, Any]) -> Iterator[dict[str, Any]] | None:
+def _legacy(logprobs: dict[str, Any]) -> list[Any] | None:
     """Entries of the completions route's `{tokens, token_logprobs, top_logprobs}`."""
     values = logprobs.get("token_logprobs")
-    return _legacy_entries(logprobs, values) if isinstance(values, list) else None
+    return list(_legacy_entries(logprobs, values)) if isinstance(values, list) else None
 
 
 def _legacy_entries(logprobs: dict[str, Any], values: list[Any]) -> Iterator[dict[str, Any]]:

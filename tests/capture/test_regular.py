@@ -14,10 +14,15 @@ from capture.engines import engine
 from capture.engines import reader as readers
 from capture.engines.base import CHAT, Reader, Wants
 from capture.engines.regular import opening, parts
+from capture.engines.sampled import Sampled
 from capture.sse import Decoder
 
-VLLM = sorted((Path(__file__).parent / "transcripts/vllm").glob("chat-*stream.body"))
-STREAMS = [one for one in VLLM if "nostream" not in one.name]
+VLLM = Path(__file__).parent / "transcripts/vllm"
+STREAMS = [
+    one.name
+    for one in sorted(VLLM.glob("*-stream.body"))
+    if json.loads(one.with_suffix(".json").read_text())["path"] == "/v1/chat/completions"
+]
 BODY = {"model": "my-policy", "messages": [{"role": "user", "content": "Name two colours."}], "stream": True}
 HEAD = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1795962789, "model": "my-policy"}
 
@@ -52,10 +57,10 @@ def both_ways(events: list[bytes], monkeypatch: pytest.MonkeyPatch, body: dict[s
         assert by_ear == heard(events, body)
 
 
-@pytest.mark.parametrize("name", [one.name for one in STREAMS])
+@pytest.mark.parametrize("name", STREAMS)
 @pytest.mark.parametrize("asked", [{}, {"logprobs": True}, {"return_token_ids": True}, {"n": 2}])
 def test_recorded_streams(name: str, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    data = (VLLM[0].parent / name).read_bytes()
+    data = (VLLM / name).read_bytes()
     events = [one.data for one in Decoder().feed(data) if one.data and one.data != b"[DONE]"]
     assert events
     both_ways(events, monkeypatch, {**BODY, **asked})
@@ -64,7 +69,7 @@ def test_recorded_streams(name: str, asked: dict[str, Any], monkeypatch: pytest.
 def test_a_dialect_hears_of_a_regular_chunk_its_text_alone() -> None:
     vllm = engine("vllm")
     reader: Reader = vllm.reader(CHAT, BODY, vllm.ask(CHAT, BODY, Wants()))
-    events = Decoder().feed((VLLM[0].parent / "chat-plain-length-stream.body").read_bytes())
+    events = Decoder().feed((VLLM / "chat-plain-length-stream.body").read_bytes())
     given = [reader.chunk(one.data) for one in events if one.data and one.data != b"[DONE]"]
     short = [one for one in given if one is not None and set(one) == {"choices"}]
     assert len(short) == len(given) - 2  # all but the role and the count
@@ -73,11 +78,18 @@ def test_a_dialect_hears_of_a_regular_chunk_its_text_alone() -> None:
     assert short[-1]["choices"] == [last]
 
 
-def test_the_chunks_of_vllm_are_regular() -> None:
-    data = (VLLM[0].parent / "chat-plain-length-stream.body").read_bytes()
-    events = [one.data for one in Decoder().feed(data) if one.data]
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("chat-plain-length-stream.body", 3),  # the role, the count and [DONE]
+        ("reasoning-stream.body", 3),
+        ("tool-required-stream.body", 10),  # and those that hold pieces of the tool call
+    ],
+)
+def test_the_chunks_of_vllm_are_regular(name: str, others: int) -> None:
+    events = [one.data for one in Decoder().feed((VLLM / name).read_bytes()) if one.data]
     found = [one for one in events if (begins := opening(one)) is not None and parts(one, begins) is not None]
-    assert len(found) == len(events) - 3  # all but the role, the count and [DONE]
+    assert len(found) == len(events) - others
 
 
 def chunk(
@@ -175,6 +187,34 @@ def test_long_prompts_are_cut_out_or_parsed_to_the_same(
             reader: Reader = vllm.reader(CHAT, unstreamed, vllm.ask(CHAT, unstreamed, Wants()))
             answers.append((reader.body(whole), reader.capture("ok", status=200), reader.assembled()))
     assert answers[0] == answers[1]
+
+
+ENTRIES = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "token": st.sampled_from(["a", "", "token_id:17", None, 3]),
+            "logprob": st.sampled_from([-0.5, -1, 0, -9999.0, None, "x", True, float("nan")]),
+            "id": st.sampled_from([1, None, -1]),
+            "token_id": st.sampled_from([1, None, "1"]),
+        },
+    )
+    | st.just({"token": "a", "logprob": -0.5})
+    | st.sampled_from([None, [], "token"]),
+    max_size=6,
+)
+
+
+@given(ENTRIES)
+def test_entries_taken_at_once_are_those_taken_one_by_one(entries: list[Any]) -> None:
+    def captured(bodies: list[list[Any]]) -> Any:
+        held = Sampled()
+        for one in bodies:
+            held.take({"choices": [{"index": 0, "logprobs": {"content": one}}]})
+        choice = held.choices[0]
+        return choice.tokens, str(choice.logprobs), choice.entry_ids, choice.problem, choice.saw_logprobs
+
+    assert captured([entries]) == captured([[], *([one] for one in entries)])
 
 
 def test_ids_that_are_no_prompts_stay_where_they_are() -> None:
