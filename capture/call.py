@@ -28,15 +28,9 @@ class Known:
     def parse(self, text: bytes) -> Ids | None:
         """`Ids.parse` of the inside of an array, at the price of the ids that are new."""
         for position, before in enumerate(self._prompts):
-            if not text.startswith(before.text):
-                continue
-            end = len(before.text)
-            if len(text) == end:
-                return before
-            # The text must go on with a whole id: `1,2` does not begin `1,23`.
-            tail = Ids.parse_text(text[end + 1 :]) if text[end : end + 1] == b"," else None
-            if tail and len(tail.text) == len(text) - end - 1:
-                self._prompts[position] = new = Ids(text)
+            new = Ids.going_on(text, before)
+            if new is not None:
+                self._prompts[position] = new
                 return new
         found = Ids.parse_text(text)
         if found:

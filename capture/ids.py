@@ -43,12 +43,35 @@ class Ids(Sequence[int]):
         return cls(orjson.dumps(held)[1:-1], held)
 
     @classmethod
-    def parse(cls, array: bytes) -> Ids | None:
+    def parse(cls, array: bytes, before: Ids | None = None) -> Ids | None:
         """Ids from the bytes of a JSON array, or None when it holds anything but non-negative ints.
 
-        Checked with a few passes at C speed: 100,000 ids take well under a millisecond.
+        Checked with a few passes at C speed: 100,000 ids take a millisecond or two. Where they go on from those of
+        `before`, only the rest is checked.
         """
-        return cls.parse_text(array[1:-1]) if array[:1] == b"[" and array[-1:] == b"]" else None
+        if array[:1] != b"[" or array[-1:] != b"]":
+            return None
+        text = array[1:-1]
+        goes_on = None if before is None else cls.going_on(text, before)
+        return cls.parse_text(text) if goes_on is None else goes_on
+
+    @classmethod
+    def going_on(cls, text: bytes, before: Ids) -> Ids | None:
+        """`parse_text` of a text that begins with the ids of `before`, at the price of the ids that are new; None
+        where it does not begin so.
+        """
+        end = len(before.text)
+        if not text.startswith(before.text):
+            return None
+        if len(text) == end:
+            return before
+        # The text must go on with a whole id: `1,2` does not begin `1,23`.
+        rest = cls.parse_text(text[end + 1 :]) if text[end : end + 1] == b"," else None
+        if not rest or len(rest.text) != len(text) - end - 1:
+            return None
+        ids = cls(text)
+        ids._count = len(before) + len(rest)
+        return ids
 
     @classmethod
     def parse_text(cls, text: bytes) -> Ids | None:
@@ -77,6 +100,12 @@ class Ids(Sequence[int]):
     def from_json(cls, value: object) -> Ids | None:
         """Ids from a parsed JSON value, or None when it is no list of non-negative ints (an empty list is)."""
         return cls._from_values(value)
+
+    def bare(self) -> Ids:
+        """The same without the numbers it may have been parsed to: to be kept for long."""
+        ids = Ids(self.text)
+        ids._count = len(self)
+        return ids
 
     def tolist(self) -> list[int]:
         if self._list is None:

@@ -107,7 +107,8 @@ def proxy(
         int,
         typer.Option(
             envvar="CAPTURE_HISTORY_MB",
-            help="Memory for what all sessions remember of their calls (token-in, previous_response_id), in MiB.",
+            help="Memory for what all sessions remember of their calls (last prompts, token-in, previous_response_id), "
+            "in MiB.",
         ),
     ] = 1024,
     max_body_mb: Annotated[

@@ -148,6 +148,7 @@ class Sending:
         try:
             self.ask, self._made = self._asks(engine, wants), None  # its body may be changed from here on
             self.reader = engine.reader(self.route.wire, self.request.upstream, self.ask)
+            self.reader.prompt_before = self.session.prompt
         except Exception as error:
             self._capture_failed(error)
             self.ask = Ask(dict(self.request.upstream))
@@ -167,6 +168,8 @@ class Sending:
         """The call's token capture, once it is over; token-in holds the call for those that go on from it."""
         facts, token_in = self.facts, self.session.token_in
         capture = facts.capture(self.reader, self.session.capture, self.request.is_object)
+        if capture is not None and capture.prompt_token_ids is not None:
+            self.session.prompt = capture.prompt_token_ids
         if token_in is not None and facts.token_in is None:
             facts.token_in = token_in.over(
                 self.plan, facts.number, self.engine, self.request.upstream, facts.outcome, capture, self.reader

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from capture.errors import JournalError
+from capture.ids import Ids
 from capture.journal import JournalWriter
 from capture.purpose import Purposes
 from capture.record import TokenCapture
@@ -23,7 +24,7 @@ from proxy.errors import Refusal
 from proxy.held import HeldCalls
 from proxy.kept import Kept
 from proxy.keys import KEY
-from proxy.remembered import Whole
+from proxy.remembered import Memory, Whole
 from proxy.replicas import Replica, Replicas
 from proxy.retries import Retries
 from proxy.token_in import TokenIn
@@ -32,6 +33,8 @@ log = logging.getLogger("proxy")
 
 #: A line longer than this is written off the event loop.
 INLINE_LINE = 256 * 1024
+#: Bytes of a prompt's ids from which on it is remembered, and up to which.
+LONG_PROMPT, LONGEST_PROMPT = 4096, 8 << 20
 
 
 @dataclass(slots=True)
@@ -81,6 +84,7 @@ class Session:
             self.token_in = TokenIn(name, token_in, self.first_call > 0, held=HeldCalls(whole))
         self.tally = Tally()
         self.earlier = Kept(whole=whole)
+        self._prompt: Memory[None, Ids] = Memory(1, LONGEST_PROMPT, whole)
         self.purposes = Purposes()
         self.retries = Retries()
         self.journal_failed: str | None = None
@@ -132,6 +136,16 @@ class Session:
         self.replica = self.replicas.pick(self.replica, avoid, self._home)
         self._home = self._home or self.replica
         return self.replica
+
+    @property
+    def prompt(self) -> Ids | None:
+        """The ids of the last long prompt: the next mostly begins with it, and is checked from there on."""
+        return self._prompt.get(None)
+
+    @prompt.setter
+    def prompt(self, ids: Ids) -> None:
+        if len(ids.text) >= LONG_PROMPT:
+            self._prompt.keep(None, ids.bare(), len(ids.text))
 
     def count(self, capture: TokenCapture | None, usage: dict[str, Any]) -> None:
         """Adds one ended call to the tally."""
@@ -206,6 +220,7 @@ class Session:
     def _forget(self) -> None:
         """What it remembered counts no more against the bound of all sessions."""
         self.earlier.end()
+        self._prompt.end()
         if self.token_in is not None:
             self.token_in.held.end()
 

@@ -33,6 +33,8 @@ class Reader:
         self.request = body
         self.ask = ask
         self.hide = engine.hidden(wire, body)
+        #: The ids of an earlier prompt, which this call's may go on from: what is the same is not checked again.
+        self.prompt_before: Ids | None = None
         self.began = False
         self.error: Any = None
         self.several_prompts = wire == COMPLETIONS and prompts(body) > 1
@@ -203,7 +205,7 @@ class Reader:
             start = data.find(key)
             first = data.find(b"[", start, start + len(key) + 2) if start >= 0 else -1
             last = data.find(b"]", first) if first >= 0 else -1
-            ids = Ids.parse(data[first : last + 1]) if last >= 0 else None
+            ids = Ids.parse(data[first : last + 1], self.prompt_before) if last >= 0 else None
             if ids is None:
                 continue
             rest, count = data[last + 1 :], 1

@@ -64,6 +64,16 @@ def test_text_comparisons_are_those_of_lists(one: list[int], other: list[int]) -
         assert a.after(b).tolist() == one[len(other) :]
 
 
+@given(alike, st.text(alphabet="0123456789,. -", max_size=6))
+def test_ids_that_go_on_from_known_ones_are_read_as_if_none_were_known(known: list[int], more: str) -> None:
+    before = Ids.of(known)
+    text = b"[" + before.text + more.encode() + b"]"
+    alone, after = Ids.parse(text), Ids.parse(text, before)
+    assert (after is None) == (alone is None)
+    if alone is not None and after is not None:
+        assert after == alone and len(after) == len(alone) == len(orjson.loads(text))
+
+
 @pytest.mark.parametrize("value", [True, 1.0, -1, "1", None])
 def test_only_non_negative_ints_become_ids(value: object) -> None:
     with pytest.raises(RecordError):

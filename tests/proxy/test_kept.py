@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from pathlib import Path
 
 from capture.continues import Conversation, Held, Reply
+from capture.ids import Ids
 from proxy.held import HeldCalls
 from proxy.kept import Kept
 from proxy.remembered import EACH, Memory, Whole
+from proxy.replicas import Replicas
+from proxy.sessions import Sessions
 
 
 def test_the_oldest_go_where_there_are_too_many() -> None:
@@ -86,3 +90,17 @@ def test_a_thousand_sessions_hold_no_more_than_the_bound() -> None:
         kept.end()
         calls.end()
     assert whole.size == 0
+
+
+async def test_a_long_prompt_is_remembered_until_its_session_ends(tmp_path: Path) -> None:
+    whole = Whole()
+    sessions = Sessions(open_mode=True, out=tmp_path, fsync=False, grace=1, whole=whole)
+    session = sessions.open("one", replicas=Replicas([]))
+    session.prompt = Ids.of(range(100))
+    assert session.prompt is None and whole.size == 0
+    for last in (5_000, 6_000):
+        session.prompt = long = Ids.of(range(last))
+        assert session.prompt == long and len(long.text) < whole.size < len(long.text) + 1_000
+    await sessions.close(session.id)
+    session.prompt = Ids.of(range(5_000))  # a call that ended after its session
+    assert session.prompt is None and whole.size == 0

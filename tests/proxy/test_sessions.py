@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -219,3 +220,24 @@ async def test_a_session_that_is_closed_twice_at_once_leaves_its_engine_once(sta
         assert replica is not None and replica.sessions == 1
         await asyncio.gather(*(bench.proxy.close_session(opened.id) for _ in range(2)))
         assert replica.sessions == 0
+
+
+async def test_a_prompt_that_goes_on_from_the_last_is_read_as_if_it_did_not(started: Started) -> None:
+    """The tail alone is looked at; where it holds what is no id, nothing of the prompt is believed."""
+    prompts = ["1,2,3", "4," * 3_000 + "5", "4," * 3_000 + "5,6", "4," * 3_000 + "57", "4," * 3_000 + "5,-6", "4,4"]
+    _, recorded = transcript("vllm/chat-plain-length-nostream")
+    answer = json.loads(recorded)
+
+    async def say(seen: Seen) -> Any:
+        ids = json.loads(f"[{prompts[len(engine.calls) - 1]}]")
+        answer["prompt_token_ids"], answer["usage"]["prompt_tokens"] = ids, len(ids)
+        yield whole(200, json.dumps(answer, separators=(",", ":")).encode())
+
+    async with FakeEngine(say) as engine, started(engine.url) as bench:
+        for _ in prompts:
+            assert (await bench.client.post("/chat/completions", json=CHAT)).status_code == 200
+        calls = bench.calls()
+    told = [call.capture and call.capture.prompt_token_ids for call in calls]
+    wanted = [json.loads(f"[{text}]") for text in prompts]
+    assert [ids and ids.tolist() for ids in told] == [*wanted[:4], None, wanted[5]]
+    assert [call.capture is not None and call.capture.complete for call in calls] == [True] * 4 + [False, True]
