@@ -79,16 +79,20 @@ def replies_of(answer: dict[str, Any]) -> list[Reply]:
     choices = answer.get("choices")
     if isinstance(choices, list):
         return [
-            Reply(choice["message"], choice.get("finish_reason"))
+            Reply(choice["message"], _word(choice.get("finish_reason")))
             for choice in _dicts(choices)
             if isinstance(choice.get("message"), dict)
         ]
     if isinstance(answer.get("content"), list):
-        return [Reply(_anthropic_assistant(answer["content"]), answer.get("stop_reason"))]
+        return [Reply(_anthropic_assistant(answer["content"]), _word(answer.get("stop_reason")))]
     if isinstance(answer.get("output"), list):
         found = _from_items(answer["output"])
-        return [Reply(found[-1] if found else {"role": "assistant", "content": ""}, answer.get("status"))]
+        return [Reply(found[-1] if found else {"role": "assistant", "content": ""}, _word(answer.get("status")))]
     return []
+
+
+def _word(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import pytest
 from capture.journal import JournalReader
 from proxy import Settings, serve
 from tests.proxy.fake_engine import FakeEngine, answers
-from train.chat import chat_of
+from train.chat import chat_of, replies_of
 from train.convert import Options, convert
 from train.rollouts import find_rollouts
 from train.tokens import read_tokens
@@ -129,3 +129,14 @@ async def test_a_call_is_read_as_the_chat_it_was(tmp_path: Path, dialect: str) -
     # The agent may have had the arguments parsed: what the model wrote is what it reads again.
     assert asked[2]["tool_calls"][0]["function"]["arguments"] == ARGUMENTS
     assert chat_of(second).replies[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("finish", [None, {}, ["length"], 3])
+def test_a_finish_reason_that_is_no_word_is_none(finish: Any) -> None:
+    """A journal of somebody else's may hold anything there; a row is not lost over it."""
+    told = (
+        {"choices": [{"index": 0, "message": {"role": "assistant", "content": SAID}, "finish_reason": finish}]},
+        {"content": [{"type": "text", "text": SAID}], "stop_reason": finish},
+        {"output": [], "status": finish},
+    )
+    assert [reply.finish_reason for answer in told for reply in replies_of(answer)] == [None, None, None]
