@@ -260,6 +260,7 @@ class Door:
         sampling: dict[str, object] | None = None,
         token_in: str | None = None,
         key: str | None = None,
+        session_id: str | None = None,
     ) -> Session:
         """Opens a session; what is not given is as the proxy's settings say. Raises `SessionError`, `SettingsError`."""
         ours = self.settings
@@ -287,6 +288,7 @@ class Door:
             policy_version=ours.policy_version if policy_version is None else policy_version,
             sampling=ours.sampling if sampling is None else sampling,
             token_in=mode if captured else "off",
+            session_id=session_id,
         )
 
     def defaults(self) -> Defaults:

@@ -15,6 +15,7 @@ import typer
 
 from proxy.errors import ProxyError, SettingsError
 from proxy.front import start
+from proxy.logs import log_to_stderr
 from proxy.memory import give_back, keep_tidy
 from proxy.requests import misspelt_sampling
 from proxy.server import quiet_garbage, run, serve
@@ -132,9 +133,7 @@ def proxy(
     Point an agent's OpenAI base URL at http://127.0.0.1:8100/v1. Set BENCHFLOW_CAPTURE_TOKEN_LOGPROBS=0 to record calls
     without asking for tokens, BENCHFLOW_CAPTURE_TOP_LOGPROBS=N for N alternatives a token.
     """
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    for quiet in ("uvicorn", "uvicorn.error", "httpx"):
-        logging.getLogger(quiet).setLevel(logging.CRITICAL)
+    log_to_stderr()
     try:
         settings = Settings(
             upstream=[url for given in upstream or [] for url in given.replace(",", " ").split()],

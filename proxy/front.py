@@ -2,24 +2,22 @@
 
 A session lives in one worker, which alone writes its journal. The front looks at the first request of a connection
 without taking it, finds the session by its key or by the name in its path, and passes the open connection on: after
-that no byte goes through it. It answers the admin routes from all workers. A worker that dies takes what it knew of its
-sessions with it; the proxy then ends and says so, its journals hold every finished call.
+that no byte goes through it. It answers the admin routes from all workers. A worker that dies is started again: its
+sessions are opened again under their keys, on their journals, which hold every finished call. What they remembered is
+forgotten, and the calls that were being answered are broken off.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import hashlib
 import logging
 import math
-import os
 import secrets
 import shutil
 import signal
 import socket
 import tempfile
-import zlib
 from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
@@ -27,12 +25,13 @@ from typing import Any
 
 from proxy.connection import HEAD_SECONDS, LARGEST_HEAD
 from proxy.descriptors import allow_many
+from proxy.directory import Directory, Opened
 from proxy.errors import ProxyError
 from proxy.front_admin import FrontAdmin
-from proxy.handover import Channel, Who, whose
+from proxy.handover import Channel, whose
 from proxy.server import AdminServer, bind, in_url, run
 from proxy.settings import Settings
-from proxy.worker import Place, work
+from proxy.workers import DEATHS, WITHIN, Worker
 
 log = logging.getLogger("proxy")
 
@@ -40,119 +39,40 @@ log = logging.getLogger("proxy")
 SHORT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 #: Seconds until it is asked again, and until it is said again in the log.
 PAUSE, TELL_AGAIN = 0.25, 60.0
-
-
-class Worker:
-    """One worker process, as the front sees it."""
-
-    def __init__(self, index: int, pid: int, channel: Channel, admin: Path) -> None:
-        self.index = index
-        self.pid = pid
-        self.channel = channel
-        self.admin = admin
-        self.ready = asyncio.Event()
-        self.gone = asyncio.Event()
-        self.failed: str | None = None
-
-
-class Directory:
-    """Which worker has which session: those that were opened by key, id and name; others by their name alone."""
-
-    def __init__(self, workers: int) -> None:
-        self._workers = workers
-        self._by_key: dict[bytes, int] = {}
-        self._keys: dict[str, bytes] = {}
-        self._by_name: dict[str, int] = {"default": 0}
-
-    def opened(self, index: int, key: str, session: str, name: str) -> None:
-        self._by_key[_digest(key)] = index
-        self._keys[session] = _digest(key)
-        self._by_name[session] = self._by_name[name] = index
-
-    def of_name(self, name: str) -> int:
-        found = self._by_name.get(name)
-        return zlib.crc32(name.encode()) % self._workers if found is None else found
-
-    def of(self, who: Who) -> int:
-        """The worker of a request; one that no session has goes to the first, which has the default, or refuses."""
-        for key in who.keys:
-            found = self._by_key.get(_digest(key))
-            if found is not None:
-                return found
-        return 0 if who.name is None else self.of_name(who.name)
-
-    def least(self) -> int:
-        """The worker with the fewest opened sessions."""
-        held = [0] * self._workers
-        for index in self._by_key.values():
-            held[index] += 1
-        return min(range(self._workers), key=lambda index: (held[index], -index))
-
-    def closed(self, session: str, name: str) -> None:
-        self._by_key.pop(self._keys.pop(session, b""), None)
-        self._by_name.pop(session, None)
-        if name != "default":
-            self._by_name.pop(name, None)
+#: Seconds that a connection waits for its worker to be started again.
+BACK_SECONDS = 60.0
 
 
 def start(settings: Settings) -> int:
     """Runs the proxy with its workers; the exit code. Raises `ProxyError` where it cannot begin."""
     settings.check()
     made_key = settings.admin_port is not None and settings.admin_key is None
-    if made_key:  # before the fork: all workers ask for the same
+    if made_key:  # all workers ask for the same
         settings.admin_key = secrets.token_urlsafe(24)
     allow_many()
     listening = bind([settings.host, *settings.more_hosts], settings.port)
-    port = int(listening[0].getsockname()[1])
     folder = Path(tempfile.mkdtemp(prefix="capture-proxy-"))
-    ours: list[tuple[int, socket.socket, Path]] = []
     try:
-        for index in range(settings.workers):
-            end, theirs = Channel.pair()
-            admin = folder / f"{index}.sock"
-            pid = os.fork()
-            if pid == 0:
-                for one in (*listening, end, *(other for _, other, _ in ours)):
-                    one.close()
-                _work(settings, Place(index, port, Channel(theirs), admin))
-            theirs.close()
-            ours.append((pid, end, admin))
-        return run(_front(settings, listening, port, ours, made_key))
+        return run(_front(settings, listening, folder, made_key))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _work(settings: Settings, place: Place) -> None:
-    code = 1
-    try:
-        run(work(settings, place))
-        code = 0
-    except BaseException as error:
-        log.exception("worker %d failed (%s)", place.index, error)
-    finally:
-        os._exit(code)
-
-
-async def _front(
-    settings: Settings,
-    listening: list[socket.socket],
-    port: int,
-    ours: list[tuple[int, socket.socket, Path]],
-    made_key: bool,
-) -> int:
+async def _front(settings: Settings, listening: list[socket.socket], folder: Path, made_key: bool) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    workers = [Worker(index, pid, Channel(end), admin) for index, (pid, end, admin) in enumerate(ours)]
+    port = int(listening[0].getsockname()[1])
+    workers = [Worker(index, port, settings, folder / f"{index}.sock") for index in range(settings.workers)]
     front = Front(workers, listening)
     admin: AdminServer | None = None
     lost: Worker | None = None
     try:
-        front.listen()
-        await asyncio.gather(*(one.ready.wait() for one in workers))
+        front.start()
+        await asyncio.gather(*(one.heard.wait() for one in workers))
         refused = next((one.failed for one in workers if one.failed), None)
-        if refused is None and any(one.gone.is_set() for one in workers):
+        if refused is None and not all(one.up.is_set() for one in workers):
             refused = "a worker could not start; what it said stands above"
         if refused is not None:
             raise ProxyError(refused)
@@ -167,27 +87,21 @@ async def _front(
         lost = await front.until(stop)
         if lost is not None:
             log.error(
-                "worker %d (process %d) died; the calls it was answering are lost, the journals of its sessions hold "
-                "every finished one; the proxy ends: start it again", lost.index, lost.pid,
+                "worker %d died %d times within %g s; the journals of its sessions hold every finished call; the proxy "
+                "ends: see above what killed it, and start it again", lost.index, DEATHS, WITHIN,
             )  # fmt: skip
     finally:
         await front.close()
         if admin is not None:
             await admin.close()
         for one in workers:
-            with suppress(ProcessLookupError):
-                os.kill(one.pid, signal.SIGTERM)
-        await asyncio.gather(*(asyncio.to_thread(_ended, one.pid) for one in workers))
+            one.stop()
+        await asyncio.gather(*(asyncio.to_thread(one.ended) for one in workers))
     return 0 if lost is None else 1
 
 
-def _ended(pid: int) -> None:
-    with suppress(ChildProcessError):
-        os.waitpid(pid, 0)
-
-
 class Front:
-    """Takes connections, and gives each to its worker."""
+    """Takes connections, and gives each to its worker; starts a worker that dies again."""
 
     def __init__(self, workers: list[Worker], listening: list[socket.socket]) -> None:
         self.workers = workers
@@ -196,27 +110,69 @@ class Front:
         self._tasks: set[asyncio.Task[None]] = set()
         self._pausing: asyncio.TimerHandle | None = None
         self._told_short = -math.inf
+        self._stopping = False
+        self._opened = False
         self._lost: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
 
-    def listen(self) -> None:
-        """Hears what workers say: that they are ready, that a connection is another's, that they are gone."""
+    def start(self) -> None:
         for one in self.workers:
+            one.start()
             self._hear(one)
 
     def _hear(self, worker: Worker) -> None:
+        """What a worker says: that it is ready, that a connection is another's, that it is gone."""
+
         def told(word: bytes, text: str) -> None:
-            worker.failed = text if word == Channel.FAILED else None
-            worker.ready.set()
+            if word == Channel.FAILED:
+                worker.failed = text
+            else:
+                worker.up.set()
+                worker.heard.set()
 
         def ended() -> None:
-            worker.gone.set()
-            worker.ready.set()
-            if not self._lost.done():
-                self._lost.set_result(worker)
+            worker.up.clear()
+            worker.heard.set()
+            worker.channel.close()
+            if self._opened and not self._stopping:
+                self._begin(self._again(worker))
 
         worker.channel.listen(lambda connection, early: self._begin(self._pass_on(connection, early)), told, ended)
 
+    async def _again(self, worker: Worker) -> None:
+        """A worker died: another process takes its place, with the sessions that were opened in it."""
+        pid, how = worker.pid, await asyncio.to_thread(worker.ended)
+        if worker.failed:
+            log.error("worker %d could not start again: %s", worker.index, worker.failed)
+        else:
+            log.error(
+                "worker %d (process %d) died (%s): the calls it was answering are broken off, and in no journal",
+                worker.index, pid, how,
+            )  # fmt: skip
+        sessions = await self._start_again(worker)
+        await worker.heard.wait()
+        if worker.up.is_set():
+            log.info(
+                "worker %d is up again (process %d), with %d opened sessions under their keys; what they remembered is "
+                "forgotten", worker.index, worker.pid, len(sessions),
+            )  # fmt: skip
+
+    async def _start_again(self, worker: Worker) -> list[Opened]:
+        while not worker.died():
+            sessions = self.directory.of_worker(worker.index)
+            try:
+                worker.start(sessions, self.directory.versions)
+            except OSError as error:
+                log.error("worker %d cannot be started: %s", worker.index, error.strerror)
+                await asyncio.sleep(1)
+            else:
+                self._hear(worker)
+                return sessions
+        if not self._lost.done():
+            self._lost.set_result(worker)
+        return []
+
     def open(self) -> None:
+        self._opened = True
         for one in self._listening:
             one.listen(4096)
             one.setblocking(False)
@@ -227,12 +183,13 @@ class Front:
             asyncio.get_running_loop().add_reader(one, self._accept, one)
 
     async def until(self, stop: asyncio.Event) -> Worker | None:
-        """Waits for the word to stop (None), or for a worker that dies."""
+        """Waits for the word to stop (None), or for a worker that dies again and again."""
         self._lost.add_done_callback(lambda _: stop.set())
         await stop.wait()
         return self._lost.result() if self._lost.done() else None
 
     async def close(self) -> None:
+        self._stopping = True
         if self._pausing is not None:
             self._pausing.cancel()
         for one in self._listening:
@@ -292,8 +249,18 @@ class Front:
         await self._give(connection, early, early)
 
     async def _give(self, connection: socket.socket, head: bytes, early: bytes) -> None:
-        with suppress(OSError):  # that worker is gone, and so is the proxy in a moment
-            await self.workers[self.directory.of(whose(head))].channel.give(connection, early)
+        worker = self.workers[self.directory.of(whose(head))]
+        try:
+            async with asyncio.timeout(BACK_SECONDS):
+                await worker.up.wait()
+        except TimeoutError:
+            connection.close()
+            return
+        except asyncio.CancelledError:
+            connection.close()
+            raise
+        with suppress(OSError):  # it has died this moment: the agent asks again
+            await worker.channel.give(connection, early)
 
 
 async def _peek(connection: socket.socket) -> bytes:
@@ -323,7 +290,3 @@ async def _readable(connection: socket.socket) -> None:
         await ready
     finally:
         loop.remove_reader(connection)
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "replace")).digest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -13,8 +14,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from proxy.directory import Directory, Opened
+
 #: Closing a session waits for its calls in flight.
 PATIENCE = 3600.0
+#: Seconds that a question waits for a worker that is started again.
+BACK_SECONDS = 60.0
 
 
 class Reached(Protocol):
@@ -22,20 +27,13 @@ class Reached(Protocol):
 
     index: int
     admin: Path
-
-
-class Known(Protocol):
-    """Which worker has which session."""
-
-    def opened(self, index: int, key: str, session: str, name: str) -> None: ...
-    def closed(self, session: str, name: str) -> None: ...
-    def of_name(self, name: str) -> int: ...
-    def least(self) -> int: ...
+    up: asyncio.Event
 
 
 class FrontAdmin:
-    def __init__(self, workers: Sequence[Reached], directory: Known) -> None:
+    def __init__(self, workers: Sequence[Reached], directory: Directory) -> None:
         self.directory = directory
+        self._workers = workers
         self._clients = [
             httpx.AsyncClient(
                 transport=httpx.AsyncHTTPTransport(uds=str(one.admin)), base_url="http://worker", timeout=PATIENCE
@@ -77,8 +75,8 @@ class FrontAdmin:
         answer = await self._ask(index, request)
         if answer.status_code == 201:
             made = answer.json()
-            name = str((await request.json())["name"])
-            self.directory.opened(index, made["api_key"], made["session"], name)
+            fields = await request.json()
+            self.directory.opened(Opened(index, made["session"], made["api_key"], str(fields["name"]), fields))
         return _as_is(answer)
 
     async def one(self, request: Request) -> Response:
@@ -92,7 +90,11 @@ class FrontAdmin:
         """The default's version is also that of sessions which are made by their names, in whatever worker."""
         owner = self.directory.of_name(request.path_params["id"])
         answer = await self._ask(owner, request)
-        if answer.status_code == 200 and answer.json().get("name") == "default":
+        if answer.status_code != 200:
+            return _as_is(answer)
+        told = answer.json()
+        self.directory.set_version(told["session"], told["name"], told["policy_version"])
+        if told["name"] == "default" and not self.directory.is_opened(told["session"]):
             for index in range(len(self._clients)):
                 if index != owner:
                     await self._ask(index, request, path="/sessions/default/policy")
@@ -108,11 +110,15 @@ class FrontAdmin:
     async def _ask(self, index: int, request: Request, path: str | None = None) -> httpx.Response:
         headers = {name: request.headers[name] for name in ("authorization", "host") if name in request.headers}
         try:
+            async with asyncio.timeout(BACK_SECONDS):
+                await self._workers[index].up.wait()
             return await self._clients[index].request(
                 request.method, path or request.url.path, content=await request.body(), headers=headers
             )
-        except httpx.HTTPError as error:
-            what = f"worker {index} does not answer ({type(error).__name__}); is the proxy stopping?"
+        except (httpx.HTTPError, TimeoutError) as error:
+            what = (
+                f"worker {index} does not answer ({type(error).__name__}): it died, or the proxy is stopping; ask again"
+            )
             return httpx.Response(502, json={"error": {"message": what}})
 
 

@@ -64,8 +64,9 @@ class Session:
         sampling: dict[str, object],
         token_in: str,
         whole: Whole | None = None,
+        session_id: str | None = None,
     ) -> None:
-        self.id = "s-" + secrets.token_hex(8)
+        self.id = session_id or "s-" + secrets.token_hex(8)
         self.name = name
         self.api_key = key if key is not None else KEY + secrets.token_urlsafe(24)
         self.journal = journal

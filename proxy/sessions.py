@@ -10,7 +10,7 @@ import asyncio
 import hmac
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,8 +92,9 @@ class Sessions:
         policy_version: str | None = None,
         sampling: dict[str, object] | None = None,
         token_in: str = "off",
+        session_id: str | None = None,
     ) -> Session:
-        """Opens a session and its journal. Raises `SessionError`."""
+        """Opens a session and its journal, with this key and id where it had them before. Raises `SessionError`."""
         if not NAME.fullmatch(name):
             raise SessionError(f"a session's name is letters, digits, '.', '_' and '-', not {name!r}")
         if journal is None:
@@ -116,6 +117,7 @@ class Sessions:
             sampling=sampling or {},
             token_in=token_in,
             whole=self._whole,
+            session_id=session_id,
         )
         self._by_id[session.id] = session
         self._by_key[digest(session.api_key)] = session
@@ -133,6 +135,14 @@ class Sessions:
         session.policy_version = version
         if session.by_address:
             self._versions[session.name] = version
+
+    def set_versions(self, versions: Mapping[str, str]) -> None:
+        """Policy versions that were set before, by name: of the default, and of sessions which an address will make."""
+        self._versions.update(versions)
+        version = self._versions.pop("default", None)
+        for one in (self.default, self.defaults):
+            if one is not None and version is not None:
+                one.policy_version = version
 
     async def close(self, session_id: str) -> dict[str, Any]:
         session = self.get(session_id)

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import pickle
 import signal
 import socket
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from proxy.connection import LARGEST_HEAD, Connection
+from proxy.directory import Opened
 from proxy.errors import ProxyError
 from proxy.handover import Channel, Who, whose
 from proxy.listener import Listener
-from proxy.memory import keep_tidy
-from proxy.server import Share, quiet_garbage, serve
+from proxy.logs import log_to_stderr
+from proxy.memory import give_back, keep_tidy
+from proxy.server import Proxy, Share, quiet_garbage, run, serve
 from proxy.settings import Settings
 
 log = logging.getLogger("proxy")
@@ -24,12 +28,15 @@ log = logging.getLogger("proxy")
 
 @dataclass
 class Place:
-    """A worker's place among the others: its number, the agents' port, its end of the channel, its admin socket."""
+    """A worker's place among the others: its number, the agents' port, its end of the channel, its admin socket; and,
+    where another process had the place before, the sessions and policy versions that it had."""
 
     index: int
     port: int
     channel: Channel
     admin: Path
+    sessions: list[Opened]
+    versions: dict[str, str]
 
 
 class SharedConnection(Connection):
@@ -76,6 +83,21 @@ class SharedConnection(Connection):
         giving.add_done_callback(self.tasks.discard)
 
 
+def main(channel: int, boot: int) -> None:
+    """A worker's process, from the two descriptors that the front gave it."""
+    log_to_stderr()
+    give_back()
+    index = -1
+    try:
+        with open(boot, "rb") as file:
+            settings, index, port, admin, sessions, versions = pickle.load(file)  # noqa: S301 (of the front's own)
+        place = Place(index, port, Channel(socket.socket(fileno=channel)), admin, sessions, versions)
+        run(work(settings, place))
+    except BaseException as error:
+        log.exception("worker %d failed (%s)", index, error)
+        sys.exit(1)
+
+
 async def work(settings: Settings, place: Place) -> None:
     """Serves until the front says stop, or is gone."""
     stop = asyncio.Event()
@@ -98,6 +120,7 @@ async def work(settings: Settings, place: Place) -> None:
                 arriving.add(arrives)
                 arrives.add_done_callback(arriving.discard)
 
+            await _open_again(proxy, place)
             place.channel.listen(took, lambda word, text: None, stop.set)
             place.channel.tell(Channel.READY)
             await stop.wait()
@@ -105,3 +128,14 @@ async def work(settings: Settings, place: Place) -> None:
         log.info("worker %d stopped: %d calls recorded, %d complete", place.index, told.calls, told.complete_calls)
     except ProxyError as error:
         place.channel.tell(Channel.FAILED, str(error))
+
+
+async def _open_again(proxy: Proxy, place: Place) -> None:
+    proxy.sessions.set_versions(place.versions)
+    for one in place.sessions:
+        options = {name: value for name, value in one.fields.items() if name not in ("name", "journal")}
+        journal = Path(str(one.fields["journal"]))
+        try:
+            await proxy.open_session(one.name, journal=journal, key=one.key, session_id=one.session, **options)
+        except ProxyError as error:
+            log.error("session %s is not opened again: %s; its key opens nothing any more", one.name, error)

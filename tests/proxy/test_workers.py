@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import sys
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ import httpx
 import pytest
 
 from capture.journal import JournalReader
-from proxy.front import Directory
+from proxy.directory import Directory, Opened
 from proxy.front_admin import added_up
 from proxy.handover import whose
 from tests.proxy.fake_engine import FakeEngine, Seen, answers, replays, transcript, whole
@@ -102,6 +103,8 @@ async def test_sessions_live_in_workers_and_the_admin_routes_see_them_all(tmp_pa
     async with FakeEngine(replays(PLAIN)) as engine, proxies(engine.url, tmp_path) as proxy, boss() as admin:
         opened = [await proxy.open(admin, f"rollout-{number}") for number in range(4)]
         assert len({one["api_key"] for one in opened}) == 4
+        shown = b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in proxy.workers())
+        assert shown and b"boss" not in shown
         for times, one in enumerate(opened, 1):
             assert one["base_url"] == f"http://127.0.0.1:{proxy.port}/v1"
             async with httpx.AsyncClient(headers={"authorization": f"Bearer {one['api_key']}"}) as agent:
@@ -219,19 +222,91 @@ async def test_a_stop_lets_calls_in_every_worker_end(tmp_path: Path) -> None:
         assert all(len(proxy.calls(one["journal"])) == 1 for one in opened)
 
 
-async def test_a_worker_that_is_killed_ends_the_proxy_with_a_sentence(tmp_path: Path) -> None:
+async def test_a_worker_that_is_killed_under_load_comes_back_with_its_sessions(tmp_path: Path) -> None:
+    """Agents repeat a call that broke off, as their libraries do; their keys go on opening their sessions."""
+    async with FakeEngine(replays(STREAM)) as engine, proxies(engine.url, tmp_path) as proxy, boss() as admin:
+        opened = [await proxy.open(admin, f"rollout-{number}") for number in range(6)]
+        closed = await proxy.open(admin, "over")
+        await admin.delete(f"{proxy.admin}/sessions/{closed['session']}")
+        await admin.post(f"{proxy.admin}/sessions/{opened[0]['session']}/policy", json={"version": "step-9"})
+        await admin.post(f"{proxy.admin}/sessions/{opened[1]['session']}/policy", json={"version": "step-9"})
+        await admin.post(f"{proxy.admin}/sessions/default/policy", json={"version": "step-8"})
+        kept = [{path.parent.name for path in journals_of(pid)} for pid in proxy.workers()]
+        answered, broken, over = dict.fromkeys(range(6), 0), dict.fromkeys(range(6), 0), asyncio.Event()
+
+        async def rollout(number: int) -> None:
+            headers = {"x-api-key": opened[number]["api_key"]}
+            async with httpx.AsyncClient(timeout=30, headers=headers) as agent:
+                while not over.is_set():
+                    try:
+                        got = await agent.post(f"{opened[number]['base_url']}/chat/completions", json=BODY)
+                    except httpx.TransportError:
+                        broken[number] += 1
+                        continue
+                    assert got.status_code == 200, got.text
+                    answered[number] += got.text.rstrip().endswith("[DONE]")
+
+        rollouts = [asyncio.ensure_future(rollout(number)) for number in range(6)]
+        await asyncio.sleep(0.5)
+        killed = proxy.workers()[1]
+        os.kill(killed, signal.SIGKILL)
+        await until_said(proxy, "worker 1 is up again", rollouts)
+        before = dict(answered)
+        await asyncio.sleep(0.5)
+        over.set()
+        await asyncio.gather(*rollouts)
+        assert all(answered[number] > before[number] for number in range(6)), "all go on"
+        spared = [number for number in range(6) if f"rollout-{number}" in kept[0]]
+        assert len(spared) == 3 and not any(broken[number] for number in spared), "the other worker's never noticed"
+        assert all(broken[number] <= 3 for number in range(6)), "a connection waits until its worker is back"
+        for number, one in enumerate(opened):
+            calls = proxy.calls(one["journal"])
+            assert answered[number] <= len(calls) <= answered[number] + broken[number]
+            assert len({call.metadata["call"] for call in calls}) == len(calls)
+            assert calls[-1].metadata["policy_version"] == ("step-9" if number < 2 else None)
+            state = (await admin.get(f"{proxy.admin}/sessions/{one['session']}")).json()
+            assert (state["first_call"] > 0) is (number not in spared) and not state["closed"]
+            assert (await admin.delete(f"{proxy.admin}/sessions/{one['session']}")).status_code == 200
+        assert closed["api_key"] and (await admin.get(f"{proxy.admin}/sessions/over")).status_code == 404
+        assert any(f"worker 1 (process {killed}) died (killed by SIGKILL)" in line for line in proxy.said)
+        name = next(name for name in ("a", "b", "c") if zlib.crc32(name.encode()) % 2)
+        async with httpx.AsyncClient() as agent:
+            url = f"http://127.0.0.1:{proxy.port}/s/{name}/v1/chat/completions"
+            assert (await agent.post(url, json=CHAT)).status_code == 200
+        (call,) = proxy.calls(tmp_path / name / "trajectory/llm_trajectory.jsonl")
+        assert call.metadata["policy_version"] == "step-8", "the default's was told to the new worker too"
+
+
+BODY = {**CHAT, "stream": True}
+
+
+async def until_said(proxy: Running, words: str, others: list[asyncio.Future[None]], seconds: float = 30) -> None:
+    async with asyncio.timeout(seconds):
+        while not any(words in line for line in proxy.said):
+            assert not any(one.done() for one in others), [one.exception() for one in others if one.done()]
+            await asyncio.sleep(0.02)
+
+
+async def test_a_worker_that_dies_again_and_again_ends_the_proxy_with_a_sentence(tmp_path: Path) -> None:
     async with FakeEngine(replays(PLAIN)) as engine, proxies(engine.url, tmp_path) as proxy, boss() as admin:
         opened = [await proxy.open(admin, f"rollout-{number}") for number in range(4)]
         async with httpx.AsyncClient() as agent:
             for one in opened:
                 url = f"http://127.0.0.1:{proxy.port}/v1/chat/completions"
                 assert (await agent.post(url, json=CHAT, headers={"x-api-key": one["api_key"]})).status_code == 200
-        workers = proxy.workers()
-        os.kill(workers[1], signal.SIGKILL)
+        seen = set(proxy.workers())
+        for time in range(3):
+            second = max(proxy.workers())
+            os.kill(second, signal.SIGKILL)
+            if time < 2:
+                async with asyncio.timeout(30):
+                    while sum("is up again" in line for line in proxy.said) <= time:
+                        await asyncio.sleep(0.02)
+                seen |= set(proxy.workers())
         assert await proxy.ended() == 1
-        assert any("worker 1" in line and "start it again" in line for line in proxy.said)
+        assert any("worker 1 died 3 times within 60 s" in line and "start it again" in line for line in proxy.said)
         assert all(len(proxy.calls(one["journal"])) == 1 for one in opened)
-        assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+        assert not any(Path(f"/proc/{pid}").exists() for pid in seen)
 
 
 async def test_a_front_without_descriptors_waits_for_some_and_burns_nothing(tmp_path: Path) -> None:
@@ -300,7 +375,7 @@ def test_whose_a_request_is() -> None:
 def test_the_directory_keeps_a_name_in_its_worker() -> None:
     directory = Directory(3)
     assert [directory.least() for _ in range(1)] == [2], "the first has the default already"
-    directory.opened(2, "key", "s-1", "one")
+    directory.opened(Opened(2, "s-1", "key", "one", {}))
     assert directory.of(whose(b"POST /v1/x HTTP/1.1\r\nx-api-key: key\r\n\r\n")) == 2
     assert directory.of_name("one") == directory.of_name("s-1") == 2
     assert directory.of_name("default") == 0 and directory.least() == 1
@@ -310,3 +385,17 @@ def test_metrics_are_added_up() -> None:
     one = '# TYPE a counter\na_total{x="1"} 2.0\na_created{x="1"} 50.0\n'
     two = '# TYPE a counter\na_total{x="1"} 3.0\na_total{x="2"} 1.0\na_created{x="1"} 40.0\n'
     assert added_up([one, two]) == ('# TYPE a counter\na_total{x="1"} 5.0\na_created{x="1"} 40.0\na_total{x="2"} 1.0\n')
+
+
+def test_of_two_sessions_of_one_name_the_directory_knows_the_first_by_it() -> None:
+    directory = Directory(2)
+    directory.opened(Opened(1, "s-1", "key-1", "same", {}))
+    directory.opened(Opened(0, "s-2", "key-2", "same", {}))
+    assert directory.of_name("same") == directory.of_name("s-1") == 1 and directory.of_name("s-2") == 0
+    directory.set_version("s-2", "same", "7")
+    directory.set_version("s-9", "made-by-address", "8")
+    assert [one.fields for one in directory.of_worker(0)] == [{"policy_version": "7"}]
+    assert directory.versions == {"made-by-address": "8"}
+    directory.closed("s-1", "same")
+    directory.closed("s-9", "made-by-address")
+    assert directory.of_name("same") == 0 and directory.versions == {} and directory.of_worker(1) == []
