@@ -7,7 +7,6 @@ conversation the same (Codex does): there the call made again also has as many m
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
 from typing import Any
 
 #: Failed calls that are remembered; the oldest are forgotten.
@@ -18,7 +17,7 @@ class Retries:
     """The failed calls of one session that nobody has answered yet."""
 
     def __init__(self) -> None:
-        self._failed: OrderedDict[Hashable, int] = OrderedDict()
+        self._failed: OrderedDict[int, int] = OrderedDict()
 
     def of(self, raw: bytes, body: dict[str, Any], name: str | None) -> int | None:
         """The number of the failed call that this one makes again; `name` is its `x-client-request-id`."""
@@ -40,10 +39,10 @@ class Retries:
             self._failed.popitem(last=False)
 
 
-def _keys(raw: bytes, body: dict[str, Any], name: str | None) -> list[Hashable]:
-    keys: list[Hashable] = [hash(raw)]
+def _keys(raw: bytes, body: dict[str, Any], name: str | None) -> list[int]:
+    keys = [hash(raw)]
     if name:
-        keys.append((name, _turns(body)))
+        keys.append(hash((name, _turns(body))))  # a name may be as long as a request's headers
     return keys
 
 

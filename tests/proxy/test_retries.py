@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from typing import Any
 
 from proxy.retries import MOST, Retries
@@ -48,3 +50,16 @@ def test_what_is_remembered_is_bounded() -> None:
     for number in range(MOST + 5):
         retries.remember(b"%d" % number, {}, None, number, "error")
     assert retries.of(b"0", {}, None) is None and retries.of(b"%d" % (MOST + 4), {}, None) == MOST + 4
+
+
+def test_long_names_are_not_kept() -> None:
+    """A name comes from the agent, and is as long as a request's headers may be."""
+    retries = Retries()
+    gc.collect()
+    tracemalloc.start()
+    for number in range(200):
+        name = f"{number:05d}" * 10_000
+        retries.remember(b"%d" % number, ONE, name, number, "error")
+    kept = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert kept < 200_000 and retries.of(b"x", ONE, "00007" * 10_000) == 7
