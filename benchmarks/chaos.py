@@ -15,6 +15,7 @@ import os
 import random
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -142,6 +143,34 @@ async def kill(folder: Path, rounds: int) -> str:
         f"{rounds} kills, {ended:,} ends seen by clients and each in its journal, complete; {books.excused} calls were "
         f"in flight, {books.torn} lines torn"
     )
+
+
+async def worker(folder: Path, rounds: int) -> str:
+    """`kill -9` of a worker, of each in turn: it comes back, its sessions go on in their journals; no ended call is
+    lost, and none of another worker's is touched."""
+    dice = random.Random(rounds)
+    kills = min(rounds, 4)  # each worker twice: three times in a minute end the proxy
+    async with Engine(pause=0.005) as engine:
+        crowd = Crowd(engine, folder / "out")
+        async with ProxyProcess(engine.url, crowd.out, "--workers", "2") as proxy:
+            async with crowd.at_work(proxy):
+                for number in range(kills):
+                    await crowd.until_served(served(engine) + AGENTS)
+                    await asyncio.sleep(dice.random())
+                    os.kill(proxy.workers()[0], signal.SIGKILL)  # the oldest: the other one, the next time
+                    async with asyncio.timeout(30):
+                        while proxy.said().count("is up again") <= number:  # noqa: ASYNC110 (a log has no bell)
+                            await asyncio.sleep(0.02)
+                await crowd.until_served(served(engine) + 4 * AGENTS)
+            code = await proxy.stop()
+        no_traceback(proxy)
+        books = reconcile(crowd.heard, engine.ledger, crowd.journals, excused=lambda one: not one.ended, torn=kills)
+    agree(books)
+    must(code == 0, f"exit code {code}")
+    must(
+        books.excused <= kills * AGENTS, f"{books.excused} calls broke off in {kills} kills of half of {AGENTS} agents"
+    )
+    return f"{kills} kills of two workers; {books.calls:,} calls, {books.excused} broke off, {books.torn} lines torn"
 
 
 async def terminate(folder: Path, rounds: int) -> str:
@@ -376,8 +405,8 @@ def _run(*command: str) -> bool:
 
 
 SCENARIOS: dict[str, Callable[[Path, int], Coroutine[Any, Any, str]]] = {
-    "kill": kill, "terminate": terminate, "disk-full": disk_full, "folder-removed": folder_removed, "clock": clock,
-    "other-engine": other_engine, "key-revoked": key_revoked, "descriptors": descriptors,
+    "kill": kill, "worker": worker, "terminate": terminate, "disk-full": disk_full, "folder-removed": folder_removed,
+    "clock": clock, "other-engine": other_engine, "key-revoked": key_revoked, "descriptors": descriptors,
 }  # fmt: skip
 
 

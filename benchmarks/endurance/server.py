@@ -109,6 +109,11 @@ class ProxyProcess:
         rows = [line.rsplit(" ", 1) for line in said.decode().splitlines() if line and not line.startswith("#")]
         return {name: float(value) for name, value in rows}
 
+    def workers(self) -> list[int]:
+        """The processes of `--workers`, the oldest first."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return sorted(map(int, children))
+
     # weighed from outside
 
     def memory(self) -> int:
