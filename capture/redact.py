@@ -195,14 +195,13 @@ def secrets_seen(*values: Any) -> list[str]:
     """
     seen: set[str] = set()
     short: list[str] = []
-    stack = list(values)
+    found = list(values)
     for place, value in enumerate(values):
         tools = value.get("tools") if isinstance(value, dict) else None
         if isinstance(tools, list):
             seen |= _kinds_of_tools(tools)
-            stack[place] = {name: inner for name, inner in value.items() if name != "tools"}
-    while stack:
-        item = stack.pop()
+            found[place] = {name: inner for name, inner in value.items() if name != "tools"}
+    for item in found:  # which grows meanwhile, by what each holds
         kind = type(item)
         if kind is str:
             if item.startswith("data:"):  # an image
@@ -212,9 +211,9 @@ def secrets_seen(*values: Any) -> list[str]:
             else:
                 seen |= _remembered(hash(item), _kinds, item)
         elif kind is dict:
-            stack += item.values()
+            found += item.values()
         elif kind is list and item and type(item[0]) not in _NUMBERS:
-            stack += item
+            found += item
     seen |= _kinds("\n".join(short))
     return sorted(seen)
 
