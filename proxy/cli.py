@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from proxy.descriptors import say_when_none_are_left
 from proxy.errors import ProxyError, SettingsError
 from proxy.front import start
 from proxy.logs import log_to_stderr
@@ -185,6 +186,7 @@ async def _serve(settings: Settings) -> None:
     async with serve(settings) as proxy:
         quiet_garbage()
         keep_tidy()
+        say_when_none_are_left()
         default, told = proxy.sessions.default, proxy.sessions
         assert default is not None
         log.info("agents: %s%s", proxy.base_url, "" if settings.key is None else " (with the key you gave)")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.connection import LARGEST_HEAD, Connection
+from proxy.descriptors import say_when_none_are_left
 from proxy.directory import Opened
 from proxy.errors import ProxyError
 from proxy.handover import Channel, Who, whose
@@ -109,6 +110,7 @@ async def work(settings: Settings, place: Place) -> None:
         async with serve(settings, share) as proxy:
             quiet_garbage()
             keep_tidy()
+            say_when_none_are_left()
             arriving: set[asyncio.Task[Any]] = set()
 
             def took(connection: socket.socket, early: bytes) -> None:

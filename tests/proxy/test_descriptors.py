@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -24,3 +26,38 @@ def test_a_proxy_takes_what_it_may_have(tmp_path: Path, hard: int) -> None:
         cwd=Path(__file__).parents[2], check=False,
     )  # fmt: skip
     assert done.stdout.strip() == f"({hard}, {hard})", done.stderr
+
+
+async def test_a_proxy_that_has_none_left_says_so_once_and_computes_nothing(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "proxy", "--upstream", "http://127.0.0.1:9", "--out", str(tmp_path), "--port", "0",
+        "--no-probe", stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert process.stderr is not None
+    try:
+        said = b""
+        while b"journal:" not in said:
+            said += await process.stderr.readline()
+        port = int(said.split(b"agents: http://127.0.0.1:")[1].split(b"/")[0])
+        _, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        highest = max(int(one.name) for one in Path(f"/proc/{process.pid}/fd").iterdir())
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (highest + 1, hard))
+        before = processor_ticks(process.pid)
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(highest + 5)]
+        async with asyncio.timeout(20):
+            while b"no descriptor is left (Too many open files)" not in said:
+                said += await process.stderr.readline()
+        assert processor_ticks(process.pid) - before < 80, "of 100 a second, in two"
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (hard, hard))
+        for _, writer in held:
+            writer.close()
+    finally:
+        process.terminate()
+        rest = await process.stderr.read()
+    assert b"no descriptor" not in rest and await process.wait() == 0
+
+
+def processor_ticks(pid: int) -> int:
+    """Hundredths of a second that a process computed."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
