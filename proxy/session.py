@@ -92,7 +92,7 @@ class Session:
         self.closed = False
         #: Made by a call to its address: it ends when no more of them come, and the next call makes it again.
         self.by_address = False
-        self._begun = self.first_call
+        self.next_call = self.first_call
         self._used = time.monotonic()
         self._in_flight: set[asyncio.Task[Any]] = set()
         self._idle = asyncio.Event()
@@ -106,8 +106,8 @@ class Session:
             raise Refusal(503, "this session has just ended; the call, made again, opens it again")
         if self.closed:
             raise Refusal(401, "this session is closed; its key opens nothing any more")
-        number = self._begun
-        self._begun += 1
+        number = self.next_call
+        self.next_call += 1
         task = asyncio.current_task()
         assert task is not None
         self._in_flight.add(task)

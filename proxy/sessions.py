@@ -11,6 +11,7 @@ import hmac
 import logging
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from proxy.session import Session as Session
 
 log = logging.getLogger("proxy")
 
+#: Ended sessions of which the end of their journals is remembered.
+MOST_LEFT = 10_000
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
@@ -74,6 +77,8 @@ class Sessions:
         self._by_name: dict[str, list[Session]] = {}
         #: Policy versions that were set for sessions which an address makes: they outlast a session's end.
         self._versions: dict[str, str] = {}
+        #: How sessions left their journals that ended by themselves, by name: bytes, and the number of the next call.
+        self._left: dict[str, tuple[int, int]] = {}
         self._ending: asyncio.Task[None] | None = None
 
     def __iter__(self) -> Iterator[Session]:
@@ -97,12 +102,13 @@ class Sessions:
         """Opens a session and its journal, with this key and id where it had them before. Raises `SessionError`."""
         if not NAME.fullmatch(name):
             raise SessionError(f"a session's name is letters, digits, '.', '_' and '-', not {name!r}")
+        left = None
         if journal is None:
             if self._out is None:
                 raise SessionError("a session needs a journal: the path of its llm_trajectory.jsonl")
-            journal = self._out / name / JOURNAL
+            journal, left = self._out / name / JOURNAL, self._left.pop(name, None)
         try:
-            writer = JournalWriter(journal, fsync=self._fsync)
+            writer = JournalWriter(journal, fsync=self._fsync, left=left)
         except JournalError as error:
             raise SessionError(str(error)) from error
         session = Session(
@@ -225,11 +231,18 @@ class Sessions:
                 for session in made:
                     if session.unused() >= self._idle and await session.end_unused(self._idle):
                         self._forget(session)
+                        self._remember_end(session)
                         _say_ended(session, self._idle)
                 soonest = min((self._idle - one.unused() for one in made if not one.closed), default=0.0)
                 await asyncio.sleep(max(soonest, self._idle / 20))
         finally:
             self._ending = None
+
+    def _remember_end(self, session: Session) -> None:
+        with suppress(OSError):
+            self._left[session.name] = session.journal.path.stat().st_size, session.next_call
+        while len(self._left) > MOST_LEFT:
+            del self._left[next(iter(self._left))]
 
 
 def _say_ended(session: Session, idle: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import mmap
 import os
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,25 @@ async def test_the_next_call_goes_on_in_the_journal(
         await ended(bench)
         assert (await post(bench, "task-1")).status_code == 200
     assert numbers(tmp_path, "task-1") == [0, 1, 2, 3]
+
+
+async def test_a_large_journal_is_not_read_again_unless_somebody_wrote_in_it(
+    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading it blocks the calls of all other sessions."""
+    read: list[Any] = []
+    usual = mmap.mmap
+    monkeypatch.setattr(mmap, "mmap", lambda *given, **more: (read.append(given), usual(*given, **more))[1])
+    async with FakeEngine(replays(PLAIN)) as engine, started(engine.url, session_idle=IDLE) as bench:
+        for _ in range(2):
+            await post(bench, "task-1")
+            await ended(bench)
+        assert numbers(tmp_path, "task-1") == [0, 1] and read == []
+        line = journal(tmp_path, "task-1").read_bytes().splitlines(keepends=True)[-1]
+        with journal(tmp_path, "task-1").open("ab") as file:
+            file.write(line.replace(b'"call":1,', b'"call":7,'))
+        await post(bench, "task-1")
+    assert numbers(tmp_path, "task-1") == [0, 1, 7, 8] and len(read) == 1
 
 
 async def test_many_give_their_descriptors_and_their_memory_back(started: Started, tmp_path: Path) -> None:
