@@ -177,6 +177,9 @@ class Front:
             one.listen(4096)
             one.setblocking(False)
         self._take()
+        for worker in self.workers:
+            if not worker.up.is_set():  # it died since it was ready
+                self._begin(self._again(worker))
 
     def _take(self) -> None:
         for one in self._listening:

@@ -8,7 +8,7 @@ import resource
 import signal
 import sys
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,12 @@ import pytest
 
 from capture.journal import JournalReader
 from proxy.directory import Directory, Opened
+from proxy.front import Front
 from proxy.front_admin import added_up
 from proxy.handover import whose
+from proxy.server import bind
+from proxy.settings import Settings
+from proxy.workers import Worker
 from tests.proxy.fake_engine import FakeEngine, Seen, answers, replays, transcript, whole
 from tests.proxy.raw import connection, post
 
@@ -247,15 +251,14 @@ async def test_a_worker_that_is_killed_under_load_comes_back_with_its_sessions(t
                     answered[number] += got.text.rstrip().endswith("[DONE]")
 
         rollouts = [asyncio.ensure_future(rollout(number)) for number in range(6)]
-        await asyncio.sleep(0.5)
+        await until(lambda: all(answered[number] >= 2 for number in range(6)), rollouts)
         killed = proxy.workers()[1]
         os.kill(killed, signal.SIGKILL)
-        await until_said(proxy, "worker 1 is up again", rollouts)
+        await until(lambda: any("worker 1 is up again" in line for line in proxy.said), rollouts)
         before = dict(answered)
-        await asyncio.sleep(0.5)
+        await until(lambda: all(answered[number] > before[number] for number in range(6)), rollouts)
         over.set()
         await asyncio.gather(*rollouts)
-        assert all(answered[number] > before[number] for number in range(6)), "all go on"
         spared = [number for number in range(6) if f"rollout-{number}" in kept[0]]
         assert len(spared) == 3 and not any(broken[number] for number in spared), "the other worker's never noticed"
         assert all(broken[number] <= 3 for number in range(6)), "a connection waits until its worker is back"
@@ -280,9 +283,10 @@ async def test_a_worker_that_is_killed_under_load_comes_back_with_its_sessions(t
 BODY = {**CHAT, "stream": True}
 
 
-async def until_said(proxy: Running, words: str, others: list[asyncio.Future[None]], seconds: float = 30) -> None:
-    async with asyncio.timeout(seconds):
-        while not any(words in line for line in proxy.said):
+async def until(holds: Callable[[], bool], others: list[asyncio.Future[None]]) -> None:
+    """While the others go on."""
+    async with asyncio.timeout(60):
+        while not holds():
             assert not any(one.done() for one in others), [one.exception() for one in others if one.done()]
             await asyncio.sleep(0.02)
 
@@ -399,3 +403,28 @@ def test_of_two_sessions_of_one_name_the_directory_knows_the_first_by_it() -> No
     directory.closed("s-1", "same")
     directory.closed("s-9", "made-by-address")
     assert directory.of_name("same") == 0 and directory.versions == {} and directory.of_worker(1) == []
+
+
+async def test_a_worker_that_dies_before_the_first_connection_is_started_again(tmp_path: Path) -> None:
+    """Between the moment when all are ready and the one when the port is open."""
+    settings = Settings(upstream=["http://127.0.0.1:9"], out=tmp_path / "out", probe=False, workers=1)
+    listening = bind(["127.0.0.1"], 0)
+    worker = Worker(0, int(listening[0].getsockname()[1]), settings, tmp_path / "0.sock")
+    front = Front([worker], listening)
+    front.start()
+    try:
+        async with asyncio.timeout(30):
+            await worker.up.wait()
+            first = worker.pid
+            assert first is not None
+            os.kill(first, signal.SIGKILL)
+            while worker.up.is_set():
+                await asyncio.sleep(0.01)
+            front.open()
+            async with httpx.AsyncClient(timeout=30) as agent:
+                got = await agent.get(f"http://127.0.0.1:{worker.port}/health")
+        assert got.status_code == 200 and worker.pid != first
+    finally:
+        await front.close()
+        worker.stop()
+        worker.ended()
