@@ -33,6 +33,8 @@ log = logging.getLogger("proxy")
 LINGER = 0.25
 #: Seconds that a cancelled call may take over its line.
 WRITING = 10.0
+#: What an answer that holds an error has in it.
+ERROR = b'"error"'
 REDIRECTED = "the engine answered with a redirect; give its final address as --upstream"
 
 
@@ -135,10 +137,8 @@ class Exchange(Sending):
         """What may go out now; what belongs to the end of the reply is put aside."""
         out: list[bytes] = []
         for event in events:
-            if event.data is not None:
-                clean = self._scrubbed(event.data)
-                if clean is not event.data:
-                    event = replace(event, data=clean, raw=self._scrub(event.raw))
+            if event.data is not None and ERROR in event.data:
+                event = replace(event, data=self._scrub(event.data), raw=self._scrub(event.raw))
             piece = self._event(event)
             if self._holding:
                 self._held.append(piece)
@@ -229,7 +229,7 @@ class Exchange(Sending):
 
     def _scrubbed(self, data: bytes) -> bytes:
         """An answer, or one event of it: cleaned where it holds an error, for model text is never changed."""
-        return self._scrub(data) if b'"error"' in data else data
+        return self._scrub(data) if ERROR in data else data
 
     def _engine_failed(self, error: UpstreamError, status: int | None = None) -> None:
         log.warning("session %s, call %d: %s", self.session.name, self.facts.number, error)
