@@ -91,6 +91,7 @@ class HttpClient:
         self.prefix = parts.path.rstrip("/")
         self.timeouts = timeouts or Timeouts()
         self._idle: deque[_Connection] = deque()
+        self._expiring: asyncio.TimerHandle | None = None
         self._open: set[_Connection] = set()
         self._netloc = parts.netloc.rpartition("@")[2].encode()
 
@@ -137,9 +138,18 @@ class HttpClient:
 
     def release(self, connection: _Connection) -> None:
         self._idle.append(connection)
-        # The coldest go when their time is over: a burst of calls must not hold its sockets for ever.
-        while self._idle and connection.idle_since - self._idle[0].idle_since >= IDLE_EXPIRY:
+        if self._expiring is None:
+            self._expiring = connection.loop.call_later(IDLE_EXPIRY, self._expire, connection.loop)
+
+    def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The coldest go when their time is over, also when no call follows: a burst must not hold its sockets."""
+        self._expiring = None
+        now = loop.time()
+        while self._idle and now - self._idle[0].idle_since >= IDLE_EXPIRY:
             self._idle.popleft().drop()
+        if self._idle:
+            left = IDLE_EXPIRY - (now - self._idle[0].idle_since)
+            self._expiring = loop.call_later(max(left, 0.1), self._expire, loop)
 
     def forget(self, connection: _Connection) -> None:
         self._open.discard(connection)
@@ -149,6 +159,8 @@ class HttpClient:
         return len(self._open)
 
     async def close(self) -> None:
+        if self._expiring is not None:
+            self._expiring.cancel()
         for connection in list(self._open):
             connection.drop()
         self._idle.clear()

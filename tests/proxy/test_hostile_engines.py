@@ -458,6 +458,31 @@ async def test_two_engines_of_hostile_answers_leave_no_connection(started: Start
         assert open_connections(bench) <= 1
 
 
+@pytest.mark.parametrize("calls_go_on", [False, True])
+async def test_connections_of_a_burst_are_given_up_also_where_no_call_follows(
+    started: Started, monkeypatch: pytest.MonkeyPatch, calls_go_on: bool
+) -> None:
+    monkeypatch.setattr(upstream, "IDLE_EXPIRY", 0.3)
+    arrived = 0
+
+    async def together(seen: Seen) -> AsyncIterator[bytes]:
+        nonlocal arrived
+        arrived += 1
+        async with asyncio.timeout(20):
+            while arrived < 30:
+                await asyncio.sleep(0.01)
+        yield whole(200, WHOLE)
+
+    async with FakeEngine(together) as engine, started(engine.url) as bench:
+        burst = await asyncio.gather(*(bench.client.post("/chat/completions", json=CHAT) for _ in range(30)))
+        assert {got.status_code for got in burst} == {200}
+        async with asyncio.timeout(20):
+            while open_connections(bench) > calls_go_on:
+                if calls_go_on:
+                    await bench.client.post("/chat/completions", json=CHAT)
+                await asyncio.sleep(0.02)
+
+
 def open_connections(bench: Bench) -> int:
     session = bench.proxy.sessions.default
     assert session is not None and session.replica is not None
