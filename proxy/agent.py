@@ -47,8 +47,8 @@ class Agent:
     """One request and its reply. `path` and `session` (the name in the path, if any) are what the routes made of it."""
 
     __slots__ = (
-        "_chunked", "_connection", "_forgotten", "_on_leaving", "_parts", "_size", "_unsent", "_waiter", "_whole",
-        "ended", "headers", "keeps", "left", "method", "path", "query", "session", "started", "target",
+        "_chunked", "_connection", "_forgotten", "_on_leaving", "_parts", "_promised", "_size", "_unsent", "_waiter",
+        "_whole", "ended", "headers", "keeps", "left", "method", "path", "query", "session", "started", "target",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +73,7 @@ class Agent:
         self._size = 0
         self._whole = False
         self._forgotten = False
+        self._promised = False  # to one that asked, that its body is waited for
         self._waiter: asyncio.Future[None] | None = None
         self._on_leaving: Callable[[], object] | None = None
 
@@ -108,7 +109,8 @@ class Agent:
 
     async def _body(self, limit: int, inflate: Inflate | None) -> bytes:
         expected = self.header(b"expect")
-        if expected is not None and expected.lower() == "100-continue" and not self._whole:
+        if expected is not None and expected.lower() == "100-continue" and self._chunked and not self._whole:
+            self._promised = True
             self._connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         parts: list[bytes] = []
         size = 0
@@ -171,7 +173,7 @@ class Agent:
         """What of the agent's headers goes on to the engine: all but keys, cookies and those of one connection."""
         dropped = _NOT_UPSTREAM
         for name, value in self.headers:
-            if name == b"connection" and b"," in value:  # it names further headers of this connection only
+            if name == b"connection" and value not in (b"keep-alive", b"close"):  # it names others of this connection
                 dropped = dropped.union(one.strip() for one in value.lower().split(b","))
         return [(name, value) for name, value in self.headers if name not in dropped]
 
@@ -222,11 +224,16 @@ class Agent:
             self._connection.answered(self)
 
     def _head(self, status: int, headers: Headers, how: bytes) -> bytes:
-        self.keeps = keeps = self.keeps and self._chunked and not self._connection.ending
+        self.keeps = keeps = self.keeps and self._chunked and not self._connection.ending and self._frames()
         lines = [b"%b: %b\r\n" % one for one in headers if not _STEERS.search(one[1])]
         close = b"" if keeps else b"connection: close\r\n"
         first = _STATUS.get(status) or b"HTTP/1.1 %d \r\n" % status
         return b"".join((first, *lines, close, how, b"\r\n"))
+
+    def _frames(self) -> bool:
+        """Whether it is certain where the next request begins: an agent may ask before it sends a body, and not send
+        one that was refused."""
+        return self._whole or self._promised or self.header(b"expect") is None
 
     def _flush(self) -> None:
         if self._unsent and not self.left:

@@ -43,6 +43,7 @@ class Routes:
     """
 
     _session = re.compile(r"/s/([^/]+)(/.*|$)")
+    _doubled = re.compile(r"^(?:/v1)+(?=/v1)")
     _forgiven = ("/chat/completions", "/completions", "/models", "/messages", "/responses")
 
     def __init__(self, sessions: Sessions, settings: Settings, metrics: Metrics) -> None:
@@ -78,8 +79,7 @@ class Routes:
         if named:
             agent.session, path = named[1], named[2]
         path = path.rstrip("/") or "/"
-        while path.startswith("/v1/v1"):
-            path = path[3:]
+        path = self._doubled.sub("", path)
         if path.startswith(self._forgiven):
             path = "/v1" + path
         agent.path, agent.query = path, target.query or b""

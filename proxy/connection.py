@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -24,19 +23,24 @@ from proxy.upstream import Headers
 
 log = logging.getLogger("proxy")
 
-#: Bytes of a request's line and headers. The parser itself would take any number of them.
+#: Bytes of a request's line and headers, or of what stands between two bytes of its body: lengths of chunks, their
+#: extensions, trailers. The parser itself would take any number of them.
 LARGEST_HEAD = 256 * 1024
+#: Headers of a request: each costs more memory than its bytes.
+MOST_HEADERS = 1000
+#: Requests that wait for their turn: one piece of what is read may hold ten thousand.
+MOST_WAITING = 256
 #: Seconds from a connection, or from the first byte of a further request on it, to the end of the request's headers.
 HEAD_SECONDS = 60.0
 #: Seconds that a connection is kept between two requests.
 KEPT_SECONDS = 75.0
 #: Seconds that an agent may go on sending a body that was answered already.
 LINGER = 10.0
-#: Seconds that a reply waits for an agent that takes none of it; then the agent counts as gone.
+#: Seconds that a reply, or the end of a connection, waits for an agent that takes none of it; then it counts as gone.
 UNREAD_SECONDS = 300.0
 #: Bytes of a body that wait to be taken before reading stops.
 HIGH_WATER = 64 * 1024
-_UPGRADE = re.compile(rb"(?i)\r\nupgrade[ \t]*:[^\r\n]*")
+_BAD, _TOO_LARGE = b"400 Bad Request", b"431 Request Header Fields Too Large"
 
 #: Answers a request: called with it, awaited to the end of its reply.
 Handler = Callable[[Agent], Coroutine[Any, Any, None]]
@@ -59,7 +63,7 @@ class Connection(asyncio.Protocol):
         self._headers: Headers = []
         self._in_head = True
         self._begun = False  # a byte of a request's line is here
-        self._head = 0  # bytes of a head that were read before this piece
+        self._head = 0  # bytes of a head, or of what is no body, that were read before this piece
         self._arriving: Agent | None = None
         self._answering: Agent | None = None
         self._waiting: deque[Agent] = deque()
@@ -79,23 +83,40 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         idle, self._idle = self._idle, False
-        if self._in_head:
-            if self._head > LARGEST_HEAD:  # what is in one piece with the body is let through
-                self._refuse(b"431 Request Header Fields Too Large")
-                return
-            self._head += len(data)
-            if data.find(b"pgrade", 0, 8192) > 0:
-                # The parser would take what follows for another protocol and drop it: the body, where Java's client
-                # offers HTTP/2 with its POST. An offer may be passed over (RFC 9110, 7.8).
-                head, end, rest = data.partition(b"\r\n\r\n")
-                data = _UPGRADE.sub(b"", head) + end + rest
-        try:
-            self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self._garbage()
+        if self._head > LARGEST_HEAD:  # what is in one piece with the body is let through
+            self._refuse(_TOO_LARGE)
+            return
+        self._head += len(data)
+        self._feed(data)
         self._next()
         if idle and self._answering is None and not self.lost:
             self._expect(HEAD_SECONDS)
+
+    def _feed(self, data: bytes) -> None:
+        while True:
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as offer:
+                if not self._in_head:
+                    self._refuse(_BAD)  # CONNECT: what follows is for no one
+                    return
+                data = self._without_offer() + data[offer.args[0] :]
+            except httptools.HttpParserError:
+                many = self._in_head and len(self._headers) >= MOST_HEADERS
+                self._refuse(_TOO_LARGE if many else _BAD)
+                return
+
+    def _without_offer(self) -> bytes:
+        """The head that was just read, for a parser that has not read it, less its offer of another protocol.
+
+        The parser takes what follows one for that other protocol: the body, where Java's client offers HTTP/2 with its
+        POST. An offer may be passed over (RFC 9110, 7.8).
+        """
+        old, self._parser = self._parser, httptools.HttpRequestParser(self)
+        lines = [b"%b: %b\r\n" % one for one in self._headers if one[0] != b"upgrade"]
+        version = old.get_http_version().encode()
+        return b"%b %b HTTP/%b\r\n%b\r\n" % (old.get_method(), self._target, version, b"".join(lines))
 
     def head_begins(self) -> None:
         """The first of a request's head is here; it is not read yet."""
@@ -112,6 +133,7 @@ class Connection(asyncio.Protocol):
         if self._writable is not None:
             self._writable.set()
         self._waiting.clear()
+        self._arriving = None
         if self._answering is not None:
             self._answering.leave()
         del self._parser  # it holds this object as this object holds it
@@ -124,7 +146,7 @@ class Connection(asyncio.Protocol):
         if self._writable is not None:
             self._writable.set()
             self._writable = None
-        if self._unread is not None:
+        if self._unread is not None and not self.transport.is_closing():
             self._unread.cancel()
             self._unread = None
         self._next()
@@ -140,27 +162,38 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:  # a trailer is none: a gateway that looks at keys has not seen it
+            if len(self._headers) == MOST_HEADERS:
+                raise ValueError("too many headers")
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        self._in_head = self._begun = False
         parser = self._parser
+        method = parser.get_method()
+        if parser.should_upgrade() and method != b"CONNECT":
+            return  # it is read again without that
+        if len(self._waiting) == MOST_WAITING:
+            raise ValueError("too many requests at once")
+        self._head, self._in_head, self._begun = 0, False, False
         modern = parser.get_http_version() == "1.1"
         self._arriving = agent = Agent(
             self,
-            parser.get_method().decode("ascii"),
+            method.decode("ascii"),
             self._target,
             self._headers,
             keeps=modern and parser.should_keep_alive(),
             chunked=modern,
         )
+        self._headers = []
         self._waiting.append(agent)
 
     def on_body(self, body: bytes) -> None:
+        self._head = 0
         if self._arriving is not None and self._arriving.arrives(body) > HIGH_WATER:
             self.pause_reading()
 
     def on_message_complete(self) -> None:
+        if self._in_head:
+            return
         self._head, self._in_head = 0, True
         if self._arriving is not None:
             self._arriving.arrived()
@@ -199,19 +232,21 @@ class Connection(asyncio.Protocol):
     def shutdown(self) -> None:
         """What is being answered is the last thing."""
         self.ending = True
+        self._waiting.clear()
         if self._answering is None:
-            self.transport.close()
+            self._close()
 
     def _next(self) -> None:
-        """Answers the next request, when the last one is answered and its answer taken."""
-        if self._answering is not None:
-            if self._waiting:
-                self.pause_reading()
-        elif self._waiting and self._writable is None and not self.transport.is_closing():
+        """Answers the next request, when the last one is answered and its answer taken; reads on when none waits."""
+        if self._answering is None and self._waiting and self._writable is None and not self.transport.is_closing():
             self._answering = agent = self._waiting.popleft()
             task = self.loop.create_task(self._handler(agent))
             self.tasks.add(task)
             task.add_done_callback(partial(self._done, agent))
+        if self._waiting:
+            self.pause_reading()
+        elif self._arriving is None and not self.ending:  # else what arrives is taken when there is room for more
+            self.resume_reading()
 
     def answered(self, agent: Agent) -> None:
         """The end of an answer is written, or it has none."""
@@ -222,7 +257,7 @@ class Connection(asyncio.Protocol):
             self.ending = True
             self._waiting.clear()
         if not agent.ended:
-            self.transport.close()
+            self._close()
         elif self._arriving is agent:  # closed at once, an agent in the middle of sending would see that, and no answer
             agent.forget()
             self.resume_reading()
@@ -242,14 +277,18 @@ class Connection(asyncio.Protocol):
     def _over(self) -> None:
         """A request is here and answered: the next one's turn."""
         if self.ending and not self._waiting:
-            self.transport.close()
+            self._close()
             return
-        if not self.ending:
-            self.resume_reading()
         self._next()
         if self._answering is None:
             self._idle = not (self._begun or self._head)
             self._expect(KEPT_SECONDS if self._idle else HEAD_SECONDS)
+
+    def _close(self) -> None:
+        """What was written still goes out."""
+        self.transport.close()
+        if self._unread is None:
+            self._unread = self.loop.call_later(UNREAD_SECONDS, self.transport.abort)
 
     # what comes too late, or is no request
 
@@ -264,28 +303,25 @@ class Connection(asyncio.Protocol):
 
     def _look(self) -> None:
         self._timer = None
-        if self._answering is not None:
+        if self._answering is not None or self._waiting:
             return  # what trickles in besides can wait; its end sets the timer again
         if self.loop.time() < self._due:
             self._timer = self.loop.call_at(self._due, self._look)
         elif self._in_head and not self._idle:
             self._refuse(b"408 Request Timeout")
         else:
-            self.transport.close()
-
-    def _garbage(self) -> None:
-        """What came is no HTTP, or not ours. A request that is here is answered, as the last."""
-        self.ending = True
-        self.pause_reading()
-        if self._arriving is not None and self._arriving is not self._answering:
-            self._waiting.pop()  # it is the one whose body is none
-            self._arriving = None
-        if self._arriving is not None or not (self._answering or self._waiting):
-            self._refuse(b"400 Bad Request")
+            self._close()
 
     def _refuse(self, status: bytes) -> None:
-        if self._answering is not None and self._answering.started:
-            self.transport.abort()
-        elif not self.transport.is_closing():
+        """What came is no request of HTTP, or too much of one. Those that are here whole are answered first."""
+        self.ending = True
+        self.pause_reading()
+        arriving, self._arriving = self._arriving, None
+        if arriving is not None and arriving.started:  # it has its answer
+            self._close()
+            return
+        if arriving is not None and arriving in self._waiting:
+            self._waiting.remove(arriving)
+        if not self._waiting and self._answering in (None, arriving) and not self.transport.is_closing():
             self.transport.write(b"HTTP/1.1 " + status + b"\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
-            self.transport.close()
+            self._close()

@@ -34,6 +34,8 @@ class Listener:
 
     async def close(self, grace: float) -> None:
         """No new connections; calls that are being answered get `grace` seconds, then they are ended."""
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + grace
         for server in self._servers:
             server.close()
         for connection in list(self.connections):
@@ -46,6 +48,8 @@ class Listener:
                     task.cancel()
                 await asyncio.wait(running, timeout=ENDING)
         await asyncio.sleep(0)  # the last answers' ends are seen to
+        while self.connections and loop.time() < ends:  # noqa: ASYNC110 (what is answered is on its way to slow agents)
+            await asyncio.sleep(0.01)
         for connection in list(self.connections):
             connection.transport.close()
         await asyncio.sleep(0)
