@@ -49,6 +49,7 @@ class Agent:
     __slots__ = (
         "_chunked", "_connection", "_forgotten", "_on_leaving", "_parts", "_promised", "_size", "_unsent", "_waiter",
         "_whole", "ended", "headers", "keeps", "left", "method", "path", "query", "session", "started", "target",
+        "task",
     )  # fmt: skip
 
     def __init__(
@@ -62,6 +63,8 @@ class Agent:
         self.path = ""
         self.query = b""
         self.session: str | None = None
+        #: What answers it.
+        self.task: asyncio.Task[None]
         #: Whether the connection was lost.
         self.left = False
         self.started = False
@@ -244,24 +247,21 @@ class Agent:
 class Watch:
     """Ends the block with `AgentLeft` when its agent leaves."""
 
-    __slots__ = ("_agent", "_task")
+    __slots__ = ("_agent",)
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
 
     def __enter__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
         if self._agent.left:
             raise AgentLeft
-        self._task = task
-        self._agent._on_leaving = task.cancel
+        self._agent._on_leaving = self._agent.task.cancel
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._agent._on_leaving = None
-        if kind is asyncio.CancelledError and self._agent.left and self._task.uncancel() == 0:
+        if kind is asyncio.CancelledError and self._agent.left and self._agent.task.uncancel() == 0:
             raise AgentLeft from None
 
 

@@ -240,7 +240,7 @@ class Connection(asyncio.Protocol):
         """Answers the next request, when the last one is answered and its answer taken; reads on when none waits."""
         if self._answering is None and self._waiting and self._writable is None and not self.transport.is_closing():
             self._answering = agent = self._waiting.popleft()
-            task = self.loop.create_task(self._handler(agent))
+            agent.task = task = self.loop.create_task(self._handler(agent))
             self.tasks.add(task)
             task.add_done_callback(partial(self._done, agent))
         if self._waiting:

@@ -39,12 +39,13 @@ class Relay:
         try:
             session = self.sessions.authorize(agent.headers, agent.session)
             raw = await agent.body(self.route.settings.max_body_mb << 20)
-            with session.call() as number:
-                self.route.metrics.running += 1
-                try:
-                    await self.exchange(session, number, agent, Request.of(raw, session)).run()
-                finally:
-                    self.route.metrics.running -= 1
+            number = session.begins(agent.task)
+            self.route.metrics.running += 1
+            try:
+                await self.exchange(session, number, agent, Request.of(raw, session)).run()
+            finally:
+                self.route.metrics.running -= 1
+                session.ends(agent.task)
         except Refusal as refusal:
             refuse(agent, session, refusal, self.dialect)
         except AgentLeft:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from capture.engines.base import Ask, Engine, Reader, Wants
 from capture.record import TokenCapture
@@ -70,7 +70,7 @@ class Sending:
                 raise UpstreamUnreachable("the engine cannot be reached; is it up?")
             self.replica = replica
             try:
-                self.engine = await replica.identify()
+                self.engine = replica.known() or await replica.identify()
                 self.facts.sent_to(replica)
                 return await self._ask(replica, self.engine)
             except UpstreamUnreachable:
@@ -92,9 +92,9 @@ class Sending:
             said = await _said(replica, response)
             in_stream = self.request.streams and not self.ask.unstreamed
             if in_stream and engine.refused(self.ask, response.status, loads(said)):
-                wants = replace(wants, buffered=True)
+                wants = wants._replace(buffered=True)
             else:
-                wants = replace(self._wants(replica), capture=False)
+                wants = self._wants(replica)._replace(capture=False)
             response = await self._post(replica, engine, wants)
             if response.status == 200 and wants.capture:
                 replica.buffered.add(self.route.wire)
@@ -132,7 +132,7 @@ class Sending:
         if replica is None:
             return False
         try:
-            engine = await replica.identify()
+            engine = replica.known() or await replica.identify()
         except UpstreamError:
             return False  # sending finds another replica, or says what is wrong
         return self._asks(engine, self._wants(replica)).unstreamed

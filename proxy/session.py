@@ -10,8 +10,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,8 +98,7 @@ class Session:
         self._idle.set()
         self._writing = asyncio.Lock()
 
-    @contextmanager
-    def call(self) -> Iterator[int]:
+    def begins(self, call: asyncio.Task[Any]) -> int:
         """Counts a call as in flight; gives its number, in the order calls began. A closed session refuses."""
         if self.closed and self.by_address:  # while the request's body came in
             raise Refusal(503, "this session has just ended; the call, made again, opens it again")
@@ -108,17 +106,15 @@ class Session:
             raise Refusal(401, "this session is closed; its key opens nothing any more")
         number = self.next_call
         self.next_call += 1
-        task = asyncio.current_task()
-        assert task is not None
-        self._in_flight.add(task)
+        self._in_flight.add(call)
         self._idle.clear()
-        try:
-            yield number
-        finally:
-            self._in_flight.discard(task)
-            self.touch()
-            if not self._in_flight:
-                self._idle.set()
+        return number
+
+    def ends(self, call: asyncio.Task[Any]) -> None:
+        self._in_flight.discard(call)
+        self.touch()
+        if not self._in_flight:
+            self._idle.set()
 
     def touch(self) -> None:
         """It is in use."""

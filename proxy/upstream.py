@@ -180,6 +180,7 @@ class _Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._lost: UpstreamBroke | UpstreamTimeout | None = None
         self._busy = False
+        self._parser = httptools.HttpResponseParser(self)
         self._reset()
 
     def _reset(self) -> None:
@@ -199,7 +200,6 @@ class _Connection(asyncio.Protocol):
         self._take: Callable[[bytes], bool] | None = None
         self._full = False
         self._fault: BaseException | None = None
-        self._parser = httptools.HttpResponseParser(self)
 
     # asyncio's side
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 import orjson
 
@@ -23,8 +23,7 @@ WIRES: Final = (CHAT, COMPLETIONS)
 Question = tuple[str, dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Wants:
+class Wants(NamedTuple):
     """What is wanted of a call besides what the agent asked for."""
 
     capture: bool = True
