@@ -16,6 +16,7 @@ import pytest
 from capture.errors import JournalError
 from capture.journal import JournalReader, JournalWriter
 from proxy import Settings, SettingsError, serve
+from proxy.errors import Refusal
 from tests.proxy.conftest import Bench, Started
 from tests.proxy.fake_engine import FakeEngine, Seen, replays, transcript, whole
 
@@ -148,9 +149,11 @@ async def test_a_request_that_is_read_while_its_session_ends_is_asked_for_again(
     async with FakeEngine(replays(PLAIN)) as engine, started(engine.url, session_idle=0.05) as bench:
         session = bench.proxy.sessions.authorize([], "task-1")
         await ended(bench)
-        with pytest.raises(Exception, match="made again") as refused, session.call():
-            pass
-        assert getattr(refused.value, "status", None) == 503, "clients repeat it by themselves"
+        task = asyncio.current_task()
+        assert task is not None
+        with pytest.raises(Refusal, match="made again") as refused:
+            session.begins(task)
+        assert refused.value.status == 503, "clients repeat it by themselves"
 
 
 async def test_sessions_that_somebody_opened_stay_and_so_does_the_default(started: Started, tmp_path: Path) -> None:
