@@ -24,8 +24,8 @@ from capture.call import Call as Call
 from capture.call import Known
 from capture.errors import FileFormatError, JournalClosed, JournalError
 
-#: The number of a call in a line's metadata. Inside a string its quotes would be escaped.
-_CALL = re.compile(rb'"call":(\d{1,9})[,}]')
+#: The number of a call in a line's metadata, as it is written there; an agent's own JSON may hold a "call" too.
+_CALL = re.compile(rb'"call":(\d{1,9}),"request_id":"req-')
 
 
 class JournalWriter:

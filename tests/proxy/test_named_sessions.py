@@ -99,8 +99,12 @@ async def test_a_large_journal_is_not_read_again_unless_somebody_wrote_in_it(
         line = journal(tmp_path, "task-1").read_bytes().splitlines(keepends=True)[-1]
         with journal(tmp_path, "task-1").open("ab") as file:
             file.write(line.replace(b'"call":1,', b'"call":7,'))
+        await post(bench, "task-1", **CHAT, metadata={"call": 99})  # an agent's own count is none of ours
+        await an_hour_passes(bench)
+        with journal(tmp_path, "task-1").open("ab") as file:
+            file.write(b"\n")
         await post(bench, "task-1")
-    assert numbers(tmp_path, "task-1") == [0, 1, 7, 8] and len(read) == 1
+    assert numbers(tmp_path, "task-1") == [0, 1, 7, 8, 9] and len(read) == 2
 
 
 async def test_many_give_their_descriptors_and_their_memory_back(started: Started, tmp_path: Path) -> None:
