@@ -18,7 +18,8 @@ from proxy.dialects.chat import dumps
 from proxy.errors import UpstreamError
 from proxy.hosted import HostedClient
 from proxy.settings import upstream_base
-from proxy.upstream import Client, Headers, HttpClient, Timeouts
+from proxy.upstream import Client, Headers, Timeouts
+from proxy.upstream_pool import HttpClient
 
 T = TypeVar("T")
 log = logging.getLogger("proxy")

@@ -35,7 +35,9 @@ from proxy.dialects.responses import Responses
 from proxy.errors import Refusal, UpstreamBroke, UpstreamTimeout
 from proxy.kept import Kept
 from proxy.requests import parse
-from proxy.upstream import HttpClient, Timeouts, _Connection
+from proxy.upstream import Timeouts
+from proxy.upstream_connection import Connection
+from proxy.upstream_pool import HttpClient
 from tests.fuzz.strange import STREAMS, VALUES, WHOLE, bent, changed, cuts
 from tests.train.build import conversation, make_job
 from train import stream_rollouts
@@ -408,7 +410,7 @@ def answers_over_http(data: bytes, places: list[int], resets: bool) -> None:
     """Bytes that should be an answer end as one, or as an error that says so; nothing waits for ever."""
 
     async def run() -> None:
-        wire, connection = Wire(), _Connection(HttpClient("http://127.0.0.1:1", Timeouts(1, 1, 1)))
+        wire, connection = Wire(), Connection(HttpClient("http://127.0.0.1:1", Timeouts(1, 1, 1)))
         connection.connection_made(wire)
         exchange = asyncio.ensure_future(connection.exchange([b"x"], Timeouts(1, 1, 1)))
         await asyncio.sleep(0)

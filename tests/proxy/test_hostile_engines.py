@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from capture.journal import Call
-from proxy import upstream
+from proxy import upstream, upstream_pool
 from tests.proxy.conftest import Bench, Started
 from tests.proxy.fake_engine import (
     SSE_HEAD,
@@ -417,7 +417,7 @@ async def test_a_call_on_a_kept_connection_that_was_read_is_not_made_again(start
 async def test_a_call_that_a_kept_connection_took_seconds_to_lose_is_not_made_again(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upstream, "CLOSED_AT_ONCE", 0.1)
+    monkeypatch.setattr(upstream_pool, "CLOSED_AT_ONCE", 0.1)
 
     async def dies(seen: Seen) -> AsyncIterator[bytes]:
         await asyncio.sleep(0.3)
@@ -462,7 +462,7 @@ async def test_two_engines_of_hostile_answers_leave_no_connection(started: Start
 async def test_connections_of_a_burst_are_given_up_also_where_no_call_follows(
     started: Started, monkeypatch: pytest.MonkeyPatch, calls_go_on: bool
 ) -> None:
-    monkeypatch.setattr(upstream, "IDLE_EXPIRY", 0.3)
+    monkeypatch.setattr(upstream_pool, "IDLE_EXPIRY", 0.3)
     arrived = 0
 
     async def together(seen: Seen) -> AsyncIterator[bytes]:
@@ -487,7 +487,7 @@ def open_connections(bench: Bench) -> int:
     session = bench.proxy.sessions.default
     assert session is not None and session.replica is not None
     client = session.replica.client
-    assert isinstance(client, upstream.HttpClient)
+    assert isinstance(client, upstream_pool.HttpClient)
     return client.open_connections
 
 
