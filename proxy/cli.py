@@ -15,7 +15,6 @@ import typer
 
 from proxy.descriptors import say_when_none_are_left
 from proxy.errors import ProxyError, SettingsError
-from proxy.front import start
 from proxy.logs import log_to_stderr
 from proxy.memory import give_back, keep_tidy
 from proxy.requests import misspelt_sampling
@@ -167,6 +166,8 @@ def proxy(
         )
         give_back()
         if settings.workers > 1:
+            from proxy.front import start  # it asks its workers over httpx, which a proxy of one process has no use for
+
             code = start(settings)
         else:
             run(_serve(settings))

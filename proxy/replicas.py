@@ -16,7 +16,6 @@ from capture.engines import detect, engine, sampling_defaults
 from capture.engines.base import Engine, Question, Reader
 from proxy.dialects.chat import dumps
 from proxy.errors import UpstreamError
-from proxy.hosted import HostedClient
 from proxy.settings import upstream_base
 from proxy.upstream import Client, Headers, Timeouts
 from proxy.upstream_pool import HttpClient
@@ -229,5 +228,7 @@ def _secrets(base: str, key: str | None) -> tuple[bytes, ...]:
 
 def make_client(base: str, timeouts: Timeouts) -> Client:
     if base.startswith("https:"):
+        from proxy.hosted import HostedClient  # httpx is a third of the memory of a proxy at rest
+
         return HostedClient(base, timeouts)
     return HttpClient(base, timeouts)
