@@ -17,6 +17,7 @@ import typer
 from typer.testing import CliRunner
 
 import proxy.cli
+import proxy.front
 from proxy import Settings
 from tests.proxy.fake_engine import FakeEngine, replays
 
@@ -56,7 +57,7 @@ def settings_of(monkeypatch: pytest.MonkeyPatch) -> Any:
         return 0
 
     monkeypatch.setattr(proxy.cli, "_serve", serve)
-    monkeypatch.setattr(proxy.cli, "start", start)
+    monkeypatch.setattr(proxy.front, "start", start)
     app = typer.Typer()
     proxy.cli.register(app)
 
