@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import re
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
-import httptools
 import orjson
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -18,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from proxy import paths
 from proxy.agent import Agent
 from proxy.connection import Handler
 from proxy.dialects.base import Dialect
@@ -37,14 +35,7 @@ DIALECTS: tuple[Dialect, ...] = (Messages(), Responses())
 
 
 class Routes:
-    """What a sandbox reaches: the model routes and what goes with them, and nothing else.
-
-    Takes the session out of `/s/<session>/v1/…`; forgives `/v1/v1`, doubled and trailing slashes, a missing `/v1`.
-    """
-
-    _session = re.compile(r"/s/([^/]+)(/.*|$)")
-    _doubled = re.compile(r"^(?:/v1)+(?=/v1)")
-    _forgiven = ("/chat/completions", "/completions", "/models", "/messages", "/responses")
+    """What a sandbox reaches: the model routes and what goes with them, and nothing else."""
 
     def __init__(self, sessions: Sessions, settings: Settings, metrics: Metrics) -> None:
         calls: dict[str, Handler] = {
@@ -68,21 +59,11 @@ class Routes:
         return self._found(agent)(agent)
 
     def _found(self, agent: Agent) -> Handler:
-        try:
-            target = httptools.parse_url(agent.target)
-        except httptools.HttpParserInvalidURLError:
+        target = paths.read(agent.target)
+        if target is None:
             return no_target
-        if target.path is None:
-            return no_target
-        path = re.sub(r"/{2,}", "/", unquote(target.path.decode("latin-1")))
-        named = self._session.match(path)
-        if named:
-            agent.session, path = named[1], named[2]
-        path = path.rstrip("/") or "/"
-        path = self._doubled.sub("", path)
-        if path.startswith(self._forgiven):
-            path = "/v1" + path
-        agent.path, agent.query = path, target.query or b""
+        agent.session, path, agent.query = target
+        agent.path = path
         if agent.method == "POST":
             return self._gemini if path.startswith(PREFIXES) else self._posts.get(path, no_route)
         if agent.method == "GET" and (path == "/v1/models" or path.startswith("/v1/models/")):

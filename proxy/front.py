@@ -272,7 +272,7 @@ async def _peek(connection: socket.socket) -> bytes:
     while True:
         await _readable(connection)
         head = connection.recv(LARGEST_HEAD, socket.MSG_PEEK)
-        if not head or b"\r\n\r\n" in head or len(head) >= LARGEST_HEAD or len(head) == seen:
+        if not head or b"\r\n\r\n" in head.lstrip(b"\r\n") or len(head) >= LARGEST_HEAD or len(head) == seen:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
             return head
         seen = len(head)

@@ -8,16 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import socket
 from collections.abc import Callable
 from typing import NamedTuple
 
+from proxy import paths
 from proxy.keys import keys
 
 log = logging.getLogger("proxy")
-
-_NAMED = re.compile(rb"[A-Z]+ /{1,8}s/([^/? ]+)")
 
 
 class Who(NamedTuple):
@@ -29,13 +27,13 @@ class Who(NamedTuple):
 
 def whose(head: bytes) -> Who:
     """Reads a request's head as far as it says whose call it is. What it cannot read, it says nothing of."""
-    first, _, rest = head.partition(b"\r\n\r\n")[0].partition(b"\r\n")
+    first, _, rest = head.lstrip(b"\r\n").partition(b"\r\n\r\n")[0].partition(b"\r\n")
     headers = []
     for line in rest.split(b"\r\n"):
         name, _, value = line.partition(b":")
         headers.append((name.strip().lower(), value.strip()))
-    named = _NAMED.match(first)
-    return Who(tuple(keys(headers)), named[1].decode("latin-1") if named else None)
+    target = paths.read(first.partition(b" ")[2].lstrip(b" ").partition(b" ")[0])
+    return Who(tuple(keys(headers)), None if target is None else target.session)
 
 
 class Channel:
@@ -72,7 +70,9 @@ class Channel:
                     loop.remove_reader(self._end)
                     ended()
                     return
-                if data[:1] == self.CONNECTION and not descriptors:  # no room for it here: it is closed
+                if data[:1] == self.CONNECTION and len(descriptors) < data[1]:  # no room for it here: it is closed
+                    for one in descriptors:
+                        os.close(one)
                     log.error("a connection could not be taken over; raise the limit of open files (ulimit -n)")
                 elif data[:1] == self.CONNECTION:
                     took(socket.socket(fileno=descriptors[0]), _read(descriptors[1]) if descriptors[1:] else b"")
@@ -84,14 +84,14 @@ class Channel:
     async def give(self, connection: socket.socket, early: bytes = b"") -> None:
         """Hands a connection over; it is closed here. Raises `OSError` where nobody takes it any more."""
         descriptors = [connection.fileno()]
-        if early:
-            descriptors.append(os.memfd_create("early"))
-            with open(descriptors[1], "wb", closefd=False) as file:  # noqa: ASYNC230 (memory)
-                file.write(early)
         try:
+            if early:
+                descriptors.append(os.memfd_create("early"))
+                with open(descriptors[1], "wb", closefd=False) as file:  # noqa: ASYNC230 (memory)
+                    file.write(early)
             while True:
                 try:
-                    socket.send_fds(self._end, [self.CONNECTION], descriptors)
+                    socket.send_fds(self._end, [self.CONNECTION + bytes([len(descriptors)])], descriptors)
                     return
                 except BlockingIOError:
                     await asyncio.sleep(0.002)

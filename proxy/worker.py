@@ -9,6 +9,7 @@ import pickle
 import signal
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,8 @@ class SharedConnection(Connection):
             self.data_received(self._first)
 
     def data_received(self, data: bytes) -> None:
-        if self.between:
-            self._early += data
+        if self.between and not self.transport.get_write_buffer_size():
+            self._early = (self._early + data).lstrip(b"\r\n")  # as the parser does
             if b"\r\n\r\n" not in self._early and len(self._early) <= LARGEST_HEAD:
                 self.head_begins()
                 return
@@ -76,12 +77,21 @@ class SharedConnection(Connection):
         super().data_received(data)
 
     def _hand_back(self, early: bytes) -> None:
-        connection = socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno()))
+        try:
+            connection = socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno()))
+        except OSError as error:
+            log.error("a connection of another worker's is closed (%s); raise the limit of open files", error.strerror)
+            self.transport.abort()
+            return
         self.transport.pause_reading()
         self.transport.abort()  # closes this descriptor of it; the other stays open
-        giving = self.loop.create_task(self._front.give(connection, early))
+        giving = self.loop.create_task(self._give(connection, early))
         self.tasks.add(giving)
         giving.add_done_callback(self.tasks.discard)
+
+    async def _give(self, connection: socket.socket, early: bytes) -> None:
+        with suppress(OSError):  # the front is gone, or no descriptor is left: the agent asks again
+            await self._front.give(connection, early)
 
 
 def main(channel: int, boot: int) -> None:

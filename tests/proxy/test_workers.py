@@ -25,7 +25,7 @@ from proxy.server import bind
 from proxy.settings import Settings
 from proxy.workers import Worker
 from tests.proxy.fake_engine import FakeEngine, Seen, answers, replays, transcript, whole
-from tests.proxy.raw import connection, post
+from tests.proxy.raw import connection, exchange, post, statuses, until_quiet
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="passing connections on needs Linux")
 
@@ -202,6 +202,44 @@ async def test_a_head_that_trickles_in_finds_its_worker(tmp_path: Path) -> None:
                     length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
                     await reader.readexactly(int(length.split(b":")[1]))
             assert len(proxy.calls(one["journal"])) == 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["POST /%73/task-", "POST /s/t%61sk-", "POST http://h/s/task-", "POST  /s/task-", "\r\n\r\nPOST /s/task-"],
+)
+async def test_a_name_is_the_same_however_it_is_written(tmp_path: Path, other: str) -> None:
+    """A worker that has not the session would make another of its name, on a journal that is taken."""
+    async with FakeEngine(replays(PLAIN)) as engine, proxies(engine.url, tmp_path) as proxy:
+        for number in range(4):
+            data = post(CHAT, path=f"/s/task-{number}/v1/chat/completions")
+            for begun in (b"POST /s/task-", other.encode()):
+                got = await exchange(proxy.port, data.replace(b"POST /s/task-", begun), seconds=0.1)
+                assert statuses(got) == [200]
+            assert len(proxy.calls(tmp_path / f"task-{number}/trajectory/llm_trajectory.jsonl")) == 2
+
+
+async def test_an_answer_that_is_not_read_yet_stays_whole_when_another_sessions_request_comes(tmp_path: Path) -> None:
+    body = b'{"choices": [], "x": "%b"}' % (b"y" * (8 << 20))
+    large = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+
+    async def answer(seen: Seen) -> AsyncIterator[bytes]:
+        yield large
+
+    async with FakeEngine(answer) as engine, proxies(engine.url, tmp_path) as proxy, boss() as admin:
+        one, two = [await proxy.open(admin, f"rollout-{number}") for number in range(2)]
+        async with connection(proxy.port) as (reader, writer):
+            writer.write(post(CHAT, f"x-api-key: {one['api_key']}"))
+            got = await reader.read(1)
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            async with asyncio.timeout(5):
+                while not one["journal"].exists() or not proxy.calls(one["journal"]):
+                    await asyncio.sleep(0.02)
+            writer.write(post(CHAT, f"x-api-key: {two['api_key']}"))
+            await asyncio.sleep(0.2)
+            writer.transport.resume_reading()  # type: ignore[attr-defined]
+            got += await until_quiet(reader)
+        assert statuses(got) == [200, 401] and got.partition(b"\r\n\r\n")[2].startswith(body + b"HTTP/1.1 ")
 
 
 async def test_a_stop_lets_calls_in_every_worker_end(tmp_path: Path) -> None:
