@@ -82,7 +82,7 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError:
             self.drop()  # `_fail` said why
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if not self._complete:  # else it is about what came after the answer
                 self._fail(UpstreamBroke(f"the engine's answer is not HTTP ({error})"))
             self.drop()

@@ -88,13 +88,16 @@ def not_complete(call: Call) -> set[str]:
      b"connection: upgrade\r\n\r\n", HEAD + b"content-length: 99999\r\n\r\n" + WHOLE,
      HEAD + b"content-encoding: br\r\ncontent-length: 2\r\n\r\n{}"],
 )  # fmt: skip
-async def test_what_is_no_whole_http_answer_is_502_and_no_second_call(started: Started, data: bytes) -> None:
+async def test_what_is_no_whole_http_answer_is_502_and_no_second_call(
+    started: Started, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     async with FakeEngine(sends(data, close=True)) as engine, started(engine.url) as bench:
         got = await bench.client.post("/chat/completions", json=CHAT)
         call = bench.call()
         assert len(engine.calls) == 1
     assert got.status_code == call.status_code == 502 and call.outcome == "error"
     assert got.json()["error"]["message"] and "callback" not in got.text
+    assert not [one for one in caplog.records if one.exc_info and "protocol" in one.getMessage()]
 
 
 @pytest.mark.parametrize(
