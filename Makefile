@@ -32,8 +32,8 @@ live: $(VENV)/.dev  ## slow checks on a real vLLM, a real SGLang (about 3 GB eac
 
 bench-short: $(VENV)/.dev  ## what a call and a chunk cost beside nginx, under a minute: a real regression fails it
 	@$(BIN)/python -m benchmarks.proxy --targets direct,nginx,ours --cases small,paced64 --rounds 2 \
-		--require 'ours complete>=1' --require 'small: ours/nginx cpu_us_request<=30' \
-		--require 'paced64: ours/nginx cpu_us_chunk<=6'
+		--require 'ours complete>=1' --require 'small: ours/nginx cpu_us_request<=15' \
+		--require 'paced64: ours/nginx cpu_us_chunk<=5'
 
 soak: $(VENV)/.dev  ## endurance, ten minutes: every call in three books that must agree (SECONDS=60 SESSIONS=64: less)
 	@$(BIN)/python -m benchmarks.soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SESSIONS),--sessions $(SESSIONS)) \
