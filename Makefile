@@ -11,7 +11,7 @@ SOURCES := bench.py capture proxy sandbox train tests benchmarks
 ENGINES := tests/live/engines
 CACHE := $(HOME)/.cache
 
-.PHONY: demo test check live bench-short soak chaos fuzz audit format docs screenshots clean
+.PHONY: demo test check live bench-short soak chaos fuzz audit format docs screenshots clean help
 
 demo: $(VENV)/.demo  ## a real model answers real calls, and you see what was captured
 	@$(BIN)/bench demo
@@ -50,7 +50,7 @@ audit: $(VENV)/.dev  ## what is installed, held to the known vulnerabilities; ne
 	@$(BIN)/python -m pip freeze --exclude-editable >build/audit/installed.txt
 	@build/audit/bin/pip-audit --requirement build/audit/installed.txt --no-deps --disable-pip --strict
 
-format: $(VENV)/.dev
+format: $(VENV)/.dev  ## format and lint the sources, mending what can be mended
 	@$(BIN)/ruff format $(wildcard $(SOURCES))
 	@$(BIN)/ruff check --fix $(wildcard $(SOURCES))
 
@@ -80,6 +80,9 @@ $(VENV)/.dev: $(VENV)/.demo
 	@$(PIP) --no-deps trl==1.16.0
 	@touch $@
 
-clean:  ## everything that these targets made
+clean:  ## remove everything that these targets made
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help:  ## this list
+	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))

@@ -159,7 +159,9 @@ def one_gap(shorter: str, longer: str) -> bool:
 def has_image(messages: Sequence[Message] | None) -> bool:
     for message in messages or ():
         content = message.get("content")
-        if isinstance(content, list) and any(isinstance(p, dict) and p.get("type") in _IMAGE_PARTS for p in content):
+        if isinstance(content, list) and any(
+            isinstance(p, dict) and str(p.get("type")) in _IMAGE_PARTS for p in content
+        ):
             return True
     return False
 
@@ -167,7 +169,7 @@ def has_image(messages: Sequence[Message] | None) -> bool:
 def head(messages: Sequence[Message]) -> tuple[list[str], list[Message]]:
     """The system messages at the beginning, as texts, and the messages after them."""
     at = 0
-    while at < len(messages) and messages[at].get("role") in _SYSTEM:
+    while at < len(messages) and str(messages[at].get("role")) in _SYSTEM:
         at += 1
     return [text_of(message) for message in messages[:at]], list(messages[at:])
 
@@ -186,7 +188,7 @@ def mark(message: Message) -> int:
     """Equal for messages of the same meaning: role, words and tool calls; not white space, reasoning or JSON's form."""
     calls = tuple((name, json.dumps(value, sort_keys=True) if (value := _value(text)) is not _NOTHING else text)
                   for name, text in calls_of(message))  # fmt: skip
-    return hash((message.get("role"), tuple(strip_reasoning(text_of(message)).split()), calls))
+    return hash((str(message.get("role")), tuple(strip_reasoning(text_of(message)).split()), calls))
 
 
 def says(message: Message) -> bool:

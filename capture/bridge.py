@@ -19,6 +19,8 @@ from capture.continues import Parent, plain, without_reasoning
 from capture.record import Ids
 
 MODES: Final = ("off", "auto", "require")
+#: What `--token-in` says of itself, wherever it is an option.
+MODES_HELP: Final = "off, auto or require: send prompts as the ids of the call before and what is new (vLLM, SGLang)."
 
 #: code -> why a call's prompt was not bridged
 REASONS: Final[dict[str, str]] = {

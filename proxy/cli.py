@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from capture.bridge import MODES_HELP
 from proxy.descriptors import say_when_none_are_left
 from proxy.errors import ProxyError, SettingsError
 from proxy.logs import log_to_stderr
@@ -69,10 +70,7 @@ def proxy(
     ] = False,
     token_in: Annotated[
         str,
-        typer.Option(
-            envvar="CAPTURE_TOKEN_IN",
-            help="off, auto or require: send prompts as the ids of the call before and what is new (vLLM, SGLang).",
-        ),
+        typer.Option(envvar="CAPTURE_TOKEN_IN", help=MODES_HELP),
     ] = "off",
     policy_version: Annotated[
         str | None, typer.Option(envvar="CAPTURE_POLICY_VERSION", help="Version of the weights, stamped on each call.")

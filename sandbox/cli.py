@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from capture.bridge import MODES
+from capture.bridge import MODES, MODES_HELP
 from proxy import misspelt_sampling
 from sandbox import images, reaper
 from sandbox.agents import find_agent
@@ -80,10 +80,7 @@ def run_command(
     ] = None,
     token_in: Annotated[
         str,
-        typer.Option(
-            envvar="CAPTURE_TOKEN_IN",
-            help="off, auto or require: send prompts as the ids of the call before and what is new (vLLM, SGLang).",
-        ),
+        typer.Option(envvar="CAPTURE_TOKEN_IN", help=MODES_HELP),
     ] = "off",
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on standard output.")] = False,
 ) -> None:
@@ -274,12 +271,13 @@ def init_command(
 
 @agents_app.command("list")
 def list_command() -> None:
-    """The agents there are."""
+    """Each agent there is: its name, its other names, what it is, and what `bench run` installs of it."""
     from sandbox.agents import AGENTS
 
-    for agent in AGENTS:
-        also = f" (also {', '.join(agent.aliases)})" if agent.aliases else ""
-        typer.echo(f"{agent.name}{also}" + (f"  {agent.version}" if agent.version else ""))
+    names = [", ".join((agent.name, *agent.aliases)) for agent in AGENTS]
+    wide = max(map(len, names))
+    for name, agent in zip(names, AGENTS, strict=True):
+        typer.echo(f"{name:<{wide}}  {agent.about}" + (f" ({agent.version})" if agent.version else ""))
 
 
 @agents_app.command("bake")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ Write the number 7 to the file `/tmp/note.txt`.<|im_end|>
 def loop_demo(console: Console, engine: EmbeddedEngine, folder: Path) -> None:
     """Rollouts, coverage, groups with advantages, rows. The model is as good as it is; nothing is made up."""
     task, jobs = load_task(TASK), folder / "jobs"
-    make_house, where = choose_house(task)
+    make_house, where = choose_house(console, task)
     console.print(
         f"\n[bold]rollouts[/]  {GROUP} × “{task.prompt}”, agent mini, temperature 1.0, {where}", highlight=False
     )
@@ -67,11 +68,12 @@ def loop_demo(console: Console, engine: EmbeddedEngine, folder: Path) -> None:
     console.print(said.strip() or f"rows are in {rows}", highlight=False, soft_wrap=True)
 
 
-def choose_house(task: Task) -> tuple[Callable[[str, list[Task], Callable[[str], None]], House], str]:
+def choose_house(console: Console, task: Task) -> tuple[Callable[[str, list[Task], Callable[[str], None]], House], str]:
     """Docker where an engine answers and has the task's image or can get it; else a plain folder, and that is said."""
+    say = lambda text: console.print(text, highlight=False) if text else None  # noqa: E731 (a pull takes its time)
     try:
         api = connect(timeout=20)
-        images.task_image(api, task, lambda _: None)
+        images.task_image(api, task, say)
     except (DockerError, ImageError) as error:
         return lambda *_: LocalHouse(), f"in a plain folder, which is no sandbox ({str(error).partition(';')[0]})"
     return DockerHouse, "each in a Docker container of its own"
@@ -87,6 +89,7 @@ class Verdicts(Progress):
     def line(self, text: str) -> None:
         if text.startswith(("[PASS]", "[FAIL]", "[ERROR]")):
             with self._lock:
+                self._last = time.monotonic()
                 self._shown.print(Text(text), highlight=False)
 
     def status(self, text: str) -> None:

@@ -1,9 +1,13 @@
-"""What a person sees while a job runs: the seed's lines, and on a terminal a bar below them that counts."""
+"""What a person sees while a job runs: the seed's lines, and on a terminal a bar below them that counts.
+
+Without a terminal the same counts are a line, where nothing else was said for a while.
+"""
 
 from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections import Counter
 from typing import IO, Any
 
@@ -16,10 +20,14 @@ from proxy import ProxyError, ProxyThread
 from sandbox.results import outcome
 
 REFRESH_SECONDS = 1.0
+#: A log that is silent for so long gets a line that says where the run is.
+QUIET_SECONDS = 10.0
 
 
 class Progress:
     """Lines go to `out`, status to standard error. With `live` there is a bar; without, plain lines only."""
+
+    quiet = QUIET_SECONDS
 
     def __init__(self, out: IO[str] | None = None, *, live: bool | None = None) -> None:
         self._out = out  # None: standard output, which a live display may have wrapped
@@ -37,10 +45,12 @@ class Progress:
         self._sessions: dict[str, str] = {}
         self._tokens = self._calls = self._complete = 0
         self._proxy: ProxyThread | None = None
+        self._total = 0
+        self._last = time.monotonic()
         self._over = threading.Event()
 
     def begin(self, total: int, proxy: ProxyThread | None) -> None:
-        self._proxy = proxy
+        self._proxy, self._total, self._last = proxy, total, time.monotonic()
         self._bar.update(self._task, total=total)
         if self._live_wanted:
             self._live = Live(
@@ -48,7 +58,7 @@ class Progress:
                 redirect_stdout=sys.stdout.isatty(),
             )  # fmt: skip
             self._live.start()
-            threading.Thread(target=self._refresh, name="progress", daemon=True).start()
+        threading.Thread(target=self._refresh, name="progress", daemon=True).start()
 
     def end(self) -> None:
         self._over.set()
@@ -60,11 +70,13 @@ class Progress:
     def line(self, text: str) -> None:
         """A line of the run's output."""
         with self._lock:
+            self._last = time.monotonic()
             print(text, file=self._out or sys.stdout, flush=True)
 
     def status(self, text: str) -> None:
         """A line about the run, for a person only."""
         with self._lock:
+            self._last = time.monotonic()
             self._console.print(f"bench run: {text}", markup=False, soft_wrap=True)
 
     def phase(self, rollout: str, phase: str) -> None:
@@ -95,12 +107,14 @@ class Progress:
                 self._bar.advance(self._task)
 
     def _refresh(self) -> None:
-        while not self._over.wait(REFRESH_SECONDS):
+        while not self._over.wait(min(REFRESH_SECONDS, self.quiet)):
             counts = self._counts()
             with self._lock:
                 if self._live is not None:
                     self._bar.update(self._task, counts=counts)
                     self._live.refresh()
+                elif time.monotonic() - self._last >= self.quiet and not self._over.is_set():
+                    self.status(f"{sum(self._kinds.values())} of {self._total} rollouts ended: {counts}")
 
     def _counts(self) -> str:
         tokens, calls, complete = self._tokens, self._calls, self._complete

@@ -121,6 +121,14 @@ def made(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["make", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60)
 
 
+def test_make_help_has_a_sentence_for_every_target(tmp_path: Path) -> None:
+    answer = made(tmp_path, "help")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    told = [line.split(maxsplit=2) for line in answer.stdout.splitlines()]
+    assert {words[1] for words in told} == TARGETS and all(len(words) == 3 for words in told)
+    assert not (tmp_path / ".venv").exists()
+
+
 def test_an_old_python_is_named_before_anything_is_installed(tmp_path: Path) -> None:
     old = tmp_path / "python3.9"
     old.write_text('#!/bin/sh\ncase "$1" in -V) echo "Python 3.9.1";; *) exit 1;; esac\n')

@@ -16,7 +16,7 @@ from train.evidence import saved
 from train.heard import CAPTURE_OFF, NOT_MERGED
 from train.jobs import job_state
 from train.rollouts import Rollout, Warn, find_rollouts
-from train.sampling import sentence
+from train.sampling import certain, sentence
 from train.tokens import RolloutTokens, read_tokens
 
 FEW = 3
@@ -34,6 +34,12 @@ class Covered:
     @property
     def training_grade(self) -> bool:
         return bool(self.summary["training_grade"])
+
+    @property
+    def biases(self) -> list[str]:
+        """What the sampling of its calls is known to bias logprobs by, in words; [] where it is not training-grade."""
+        words = (word for one in self.summary.get("sampling", ()) for word in certain(one["not_plain"]))
+        return list(dict.fromkeys(words)) if self.training_grade else []
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -118,6 +124,15 @@ def _amiss(summary: Mapping[str, Any]) -> Iterator[str]:
 
 def total(good: int, rollouts: int) -> str:
     return f"{good} of {rollouts} rollouts are training-grade (complete token ids and logprobs, token-in/token-out)"
+
+
+def biased(rollouts: int, words: Sequence[str]) -> str:
+    """Said for a person beside `total`, whose words are BenchFlow's, of the training-grade rollouts with `biases`."""
+    told = ", ".join(words[:FEW]) + f" and {len(words) - FEW} more" if len(words) > FEW else " and ".join(words)
+    return (
+        f"{_number(rollouts, 'training-grade rollout')} sampled with {told}: whole, but with "
+        "logprobs that are biased for importance ratios (--explain)"
+    )
 
 
 def saved_breaks(rollout: Rollout, tokens: RolloutTokens, decoder: Decoder | None) -> Iterator[Break]:

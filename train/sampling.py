@@ -57,15 +57,15 @@ def plain_sampling(call: Call) -> str | None:
 
 def sentence(why: Sequence[str]) -> str:
     """For a person training with importance ratios; `why` as `not_plain` gives it."""
-    known = [word for word in why if not word.endswith(UNKNOWN)]
+    known = certain(why)
     unknown = [word.removesuffix(UNKNOWN) for word in why if word.endswith(UNKNOWN)]
     told = [_and(known)] if known else []
     if unknown:
         told.append(f"the engine's own {_and(unknown)} (not sent, and the log does not say them)")
-    certain = "the tokens were not drawn from the plain policy, so"
-    possible = "nobody can say that the tokens were drawn from the plain policy; where they were not,"
+    are_not = "the tokens were not drawn from the plain policy, so"
+    may_not = "nobody can say that the tokens were drawn from the plain policy; where they were not,"
     so = (
-        f"{certain if known else possible} the recorded logprobs are not those of the distribution that was sampled, "
+        f"{are_not if known else may_not} the recorded logprobs are not those of the distribution that was sampled, "
         "and importance ratios built on them are biased"
     )
     change = (
@@ -74,6 +74,11 @@ def sentence(why: Sequence[str]) -> str:
     if why and all("grammar" in word for word in why):
         change = "correct for it in the trainer: no --sampling takes a grammar away"
     return f"sampled with {' and with '.join(told)}: {so}; {change}"
+
+
+def certain(why: Sequence[str]) -> list[str]:
+    """Of `not_plain`'s words those that are known to bias logprobs; nobody knows it of the others."""
+    return [word for word in why if not word.endswith(UNKNOWN)]
 
 
 def not_plain(call: Call) -> list[str]:

@@ -18,6 +18,7 @@ TOOLS = "Bash,Edit,Glob,Grep,Read,Write"
 class Claude:
     name = "claude-agent-acp"
     aliases: tuple[str, ...] = ("claude",)
+    about = "Claude Code, over the Agent Client Protocol; speaks Anthropic's Messages"
     needs_model = True
     version = f"claude-agent-acp-{PACKAGE.rpartition('@')[2]}"
 

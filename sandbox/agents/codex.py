@@ -15,6 +15,7 @@ HINT = f"the pair that works is {ADAPTER} with {CODEX} (bench agents bake codex 
 class Codex:
     name = "codex-acp"
     aliases: tuple[str, ...] = ("codex",)
+    about = "OpenAI's Codex, over the Agent Client Protocol; speaks Responses"
     needs_model = True
     version = f"codex-acp-{ADAPTER.rpartition('@')[2]}-{CODEX.rpartition('@')[2]}"
 

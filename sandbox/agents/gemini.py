@@ -25,6 +25,7 @@ SETTINGS: dict[str, Any] = {
 class Gemini:
     name = "gemini"
     aliases: tuple[str, ...] = ("gemini-cli",)
+    about = "Google's Gemini CLI, over the Agent Client Protocol; speaks Gemini's generateContent"
     needs_model = True
     version = f"gemini-cli-{PACKAGE.rpartition('@')[2]}"
 

@@ -19,6 +19,7 @@ MODEL_FAILED = 3
 class Mini:
     name = "mini"
     aliases: tuple[str, ...] = ()
+    about = "our own agent, one file and three tools; speaks chat completions, nothing to install"
     needs_model = True
     version = None
 

@@ -41,6 +41,7 @@ STOPS = {"Submitted": "end_turn", "LimitsExceeded": "max_turn_requests", "TimeEx
 class MiniSweAgent:
     name = "mini-swe-agent"
     aliases: tuple[str, ...] = ("mini-swe",)
+    about = "mini-swe-agent, one shell tool and a loop; speaks chat completions, not streamed"
     needs_model = True
     version = f"mini-swe-agent-{VERSION}-{LITELLM}"
 

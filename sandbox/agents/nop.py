@@ -9,6 +9,7 @@ from sandbox.box import Box
 class Nop:
     name = "nop"
     aliases: tuple[str, ...] = ()
+    about = "does nothing: a task that passes with it is broken"
     needs_model = False
     version = None
 

@@ -17,6 +17,7 @@ HINT = f"what works is {PACKAGE} (bench agents bake opencode --from IMAGE makes 
 class OpenCode:
     name = "opencode"
     aliases: tuple[str, ...] = ()
+    about = "OpenCode, over the Agent Client Protocol; speaks chat completions"
     needs_model = True
     version = f"opencode-{PACKAGE.rpartition('@')[2]}"
 

@@ -11,6 +11,7 @@ from sandbox.verifier import fill
 class Oracle:
     name = "oracle"
     aliases: tuple[str, ...] = ()
+    about = "runs the task's own solution: a task that fails with it is broken"
     needs_model = False
     version = None
 

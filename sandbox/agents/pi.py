@@ -21,6 +21,7 @@ HINT = f"the pair that works is {ADAPTER} with {PI} on Node.js 20 (bench agents 
 class Pi:
     name = "pi-acp"
     aliases: tuple[str, ...] = ("pi",)
+    about = "Pi, over the Agent Client Protocol; speaks chat completions"
     needs_model = True
     version = f"pi-acp-{ADAPTER.rpartition('@')[2]}-{PI.rpartition('@')[2]}"
 

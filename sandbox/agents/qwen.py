@@ -17,6 +17,7 @@ HINT = f"what works is {PACKAGE} on Node.js 22 (bench agents bake qwen-code --fr
 class QwenCode:
     name = "qwen-code"
     aliases: tuple[str, ...] = ("qwen",)
+    about = "Qwen Code, over the Agent Client Protocol; speaks chat completions"
     needs_model = True
     version = f"qwen-code-{PACKAGE.rpartition('@')[2]}"
 

@@ -17,7 +17,7 @@ from sandbox.local import LocalBox, LocalHouse
 
 
 def test_without_docker_the_loop_runs_in_plain_folders_and_says_so(
-    tmp_path: Path, engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     monkeypatch.setattr(demo_loop, "GROUP", 4)
@@ -27,6 +27,7 @@ def test_without_docker_the_loop_runs_in_plain_folders_and_says_so(
     shown = console.file.getvalue()
     assert "in a plain folder, which is no sandbox (no Docker engine answers at" in shown
     assert "4 of 4 rollouts are training-grade" in shown
+    assert "4 training-grade rollouts sampled with llama.cpp's tool grammar" in capfd.readouterr().err
     assert shown.count("tokens exact") == 4
     results = [json.loads(path.read_text()) for path in (tmp_path / "jobs").glob("*/*/*/result.json")]
     assert len(results) == 4 and all(r["sandbox"] == "local" and r["rewards"] is not None for r in results)

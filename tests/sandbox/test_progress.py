@@ -50,6 +50,23 @@ def test_without_a_terminal_there_are_plain_lines_only() -> None:
     )
 
 
+def test_a_log_that_is_silent_for_long_is_told_where_the_run_is(capfd: pytest.CaptureFixture[str]) -> None:
+    progress = Progress(io.StringIO(), live=False)
+    progress.quiet = 0.05
+    progress.begin(2, None)
+    progress.phase("w", "agent")
+    progress.done(result(rollout_name="v"), final=True)
+    told = ""
+    until = time.monotonic() + 20
+    while "rollouts ended" not in told and time.monotonic() < until:
+        time.sleep(0.02)
+        told += capfd.readouterr().err
+    progress.end()
+    assert told.startswith(
+        "bench run: 1 of 2 rollouts ended: 1 passed, 0 failed, 0 errors · 2,890 tokens, 2/2 calls complete · 1 agent\n"
+    )
+
+
 @pytest.mark.docker
 def test_on_a_terminal_a_bar_counts(tmp_path: Path, docker_client: object) -> None:
     """A pseudo-terminal, as a person has one; the rollout sleeps so that the bar is drawn."""

@@ -51,7 +51,9 @@ def test_the_seeds_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("state", "kept"), [("finished", False), ("stopped", False), ("running", True)])
 def test_what_a_job_dropped_is_no_rollout_of_it(tmp_path: Path, state: str, kept: bool) -> None:
     """`bench run --resume` runs the task again under another name; the folder of the rollout that was stopped stays."""
-    job = make_job(tmp_path / "job", [{"name": "t__1"}, {"name": "t__2", "finished": False}], state=state)
+    plain = conversation(2, sampling=PLAIN)
+    rollouts = [{"name": "t__1", "calls": plain}, {"name": "t__2", "calls": plain, "finished": False}]
+    job = make_job(tmp_path / "job", rollouts, state=state)
     result = run(job)
     assert result.stdout.splitlines()[-1].startswith("2 of 2" if kept else "1 of 1")
     told = "leaving out t__2: its job is over, and it never finished\n"
@@ -357,6 +359,21 @@ def test_sampling_that_is_not_plain_is_told_once_a_rollout(tmp_path: Path, sent:
     assert word in told and "2 calls sampled with" in told and "importance ratios" in told
 
 
+def test_training_grade_with_a_known_bias_is_said_to_be_both(tmp_path: Path) -> None:
+    biased = conversation(1, sampling={**PLAIN, "sent": {"temperature": 0.7, "tool_choice": "required"}})
+    unknown = conversation(1, sampling={**PLAIN, "sent": {}})
+    make_job(
+        tmp_path / "job", [{"calls": calls} for calls in (biased, biased, unknown, conversation(1, sampling=PLAIN))]
+    )
+    told = run(tmp_path / "job")
+    assert told.stdout.splitlines()[-1].startswith("4 of 4 rollouts are training-grade")
+    assert told.stderr == (
+        "2 training-grade rollouts sampled with temperature 0.7 and a tool grammar (tool_choice): whole, but with "
+        "logprobs that are biased for importance ratios (--explain)\n"
+    )
+    assert run(tmp_path / "job", "--explain").stderr == run(tmp_path / "job", "--json").stderr == ""
+
+
 def test_known_defaults_of_the_engine_count(tmp_path: Path) -> None:
     defaults = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
     calls = conversation(2, sampling={"sent": {}, "session": {}, "engine_defaults": defaults})
@@ -381,6 +398,16 @@ def test_a_log_that_kept_no_sampling_is_read_from_its_requests(tmp_path: Path) -
     calls[0]["metadata"].pop("sampling", None)
     calls[0]["request"]["body"] |= {"temperature": 0.3, "top_p": 1, "top_k": -1, "min_p": 0}
     assert tokens(tmp_path, calls).coverage["sampling"][0]["not_plain"] == ["temperature 0.3"]
+
+
+def test_roles_and_parts_that_are_no_text_are_read_all_the_same(tmp_path: Path) -> None:
+    calls = conversation(2)
+    for call in calls:
+        call["request"]["body"]["messages"] = [
+            {"role": {"a": 1}, "content": "x"}, {"role": ["user"], "content": [{"type": ["image"], "text": "y"}]},
+        ]  # fmt: skip
+    calls[1]["metadata"]["token_capture"]["prompt_token_ids"][0] += 1
+    assert tokens(tmp_path, calls).coverage["breaks"]
 
 
 def test_the_documented_example_is_what_it_prints(tmp_path: Path) -> None:
