@@ -2,62 +2,38 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-
-from proxy.agent import Agent, AgentLeft
+from proxy.agent import Agent
 from proxy.dialects.base import Dialect
 from proxy.dialects.gemini import Gemini
-from proxy.errors import Refusal, error_body
+from proxy.endpoint import Endpoint
 from proxy.exchange import Exchange
 from proxy.metrics import Metrics
-from proxy.replies import JSON_HEADERS
 from proxy.requests import Request
 from proxy.sending import Route
 from proxy.sessions import Session, Sessions
 from proxy.settings import Settings
 from proxy.translated import TranslatedExchange
 
-log = logging.getLogger("proxy")
-
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-ENDED = "the call was ended before its answer came: its session was closed, or the proxy is being stopped"
 
 
-class Relay:
+class Relay(Endpoint):
     """The route of one wire (`openai-chat`, `openai-completions`): calls go on as the agent made them."""
 
-    dialect: Dialect | None = None
-
     def __init__(self, wire: str, path: str, sessions: Sessions, settings: Settings, metrics: Metrics) -> None:
+        super().__init__(sessions)
         self.route = Route(wire, path, settings, metrics)
-        self.sessions = sessions
 
-    async def __call__(self, agent: Agent) -> None:
-        session: Session | None = None
+    async def answer(self, agent: Agent, session: Session) -> None:
+        raw = await agent.body(self.route.settings.max_body_mb << 20)
+        number = session.begins(agent.task)
+        self.route.metrics.running += 1
         try:
-            session = self.sessions.authorize(agent.headers, agent.session)
-            raw = await agent.body(self.route.settings.max_body_mb << 20)
-            number = session.begins(agent.task)
-            self.route.metrics.running += 1
-            try:
-                await self.exchange(session, number, agent, Request.of(raw, session)).run()
-            finally:
-                self.route.metrics.running -= 1
-                session.ends(agent.task)
-        except Refusal as refusal:
-            refuse(agent, session, refusal, self.dialect)
-        except AgentLeft:
-            pass  # before its request was here: there is no call to record
-        except asyncio.CancelledError:  # its session is closed, or the proxy stops, and the grace is over
-            if not agent.started:
-                refuse(agent, session, Refusal(503, ENDED), self.dialect)
-            raise
-        except Exception as error:
-            log.exception("a call failed by a fault of the proxy's own (%s); please report it", error)
-            if not agent.started:
-                refuse(agent, session, Refusal(500, "the proxy failed; its log says how"), self.dialect)
+            await self.exchange(session, number, agent, Request.of(raw, session)).run()
+        finally:
+            self.route.metrics.running -= 1
+            session.ends(agent.task)
 
     def exchange(self, session: Session, number: int, agent: Agent, request: Request) -> Exchange:
         return Exchange(self.route, session, number, agent, request)
@@ -86,18 +62,3 @@ class ByPath(Translated):
         exchange = TranslatedExchange(dialect, self.route, session, number, agent, request)
         exchange.facts.path = agent.path
         return exchange
-
-
-def refuse(agent: Agent, session: Session | None, refusal: Refusal, dialect: Dialect | None = None) -> None:
-    """Our own answer instead of the engine's, in the shape of the agent's dialect, else of the engine."""
-    status, headers = refusal.status, list(JSON_HEADERS)
-    if dialect is not None:
-        status, body = dialect.error(refusal.status, refusal.message)
-    else:
-        engine = session.replica.engine if session and session.replica else None
-        body = error_body(engine.name if engine else None, refusal)
-    if status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    if refusal.status in (408, 413):
-        agent.keeps = False  # the rest of its body is not waited for
-    agent.answer(status, headers, body)

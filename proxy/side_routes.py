@@ -9,11 +9,11 @@ from urllib.parse import quote
 
 import orjson
 
-from proxy.agent import Agent, AgentLeft, reply_headers
+from proxy.agent import Agent, reply_headers
 from proxy.dialects.messages import Messages
+from proxy.endpoint import Endpoint
 from proxy.errors import Refusal, UpstreamError
 from proxy.exchange import REDIRECTED
-from proxy.relay import refuse
 from proxy.replicas import Replica
 from proxy.replies import JSON_HEADERS
 from proxy.requests import Request
@@ -21,55 +21,40 @@ from proxy.sessions import Session, Sessions
 from proxy.settings import Settings
 
 
-class Models:
+class Models(Endpoint):
     """`GET /v1/models`, from the session's engine."""
 
-    def __init__(self, sessions: Sessions) -> None:
-        self.sessions = sessions
-
-    async def __call__(self, agent: Agent) -> None:
-        session: Session | None = None
+    async def answer(self, agent: Agent, session: Session) -> None:
+        replica = _up(session)
+        headers = replica.auth([*agent.upstream_headers(), (b"accept-encoding", b"identity")])
         try:
-            session = self.sessions.authorize(agent.headers, agent.session)
-            replica = _up(session)
-            headers = replica.auth([*agent.upstream_headers(), (b"accept-encoding", b"identity")])
+            response = await replica.client.send("GET", _models_path(agent.path), headers, b"")
             try:
-                response = await replica.client.send("GET", _models_path(agent.path), headers, b"")
-                try:
-                    data = await response.read()
-                finally:
-                    response.close()
-            except UpstreamError as error:
-                raise Refusal(502, str(error)) from error
-            if 300 <= response.status < 400:
-                raise Refusal(502, REDIRECTED)
-            agent.answer(response.status, reply_headers(response.headers, replica.scrub), replica.scrub(data))
-        except Refusal as refusal:
-            refuse(agent, session, refusal)
+                data = await response.read()
+            finally:
+                response.close()
+        except UpstreamError as error:
+            raise Refusal(502, str(error)) from error
+        if 300 <= response.status < 400:
+            raise Refusal(502, REDIRECTED)
+        agent.answer(response.status, reply_headers(response.headers, replica.scrub), replica.scrub(data))
 
 
-class CountTokens:
+class CountTokens(Endpoint):
     """`POST /v1/messages/count_tokens`, by the engine's own template and tokenizer."""
 
     def __init__(self, dialect: Messages, sessions: Sessions, settings: Settings) -> None:
-        self.dialect = dialect
-        self.sessions = sessions
+        super().__init__(sessions)
+        self.dialect: Messages = dialect
         self.settings = settings
 
-    async def __call__(self, agent: Agent) -> None:
-        session: Session | None = None
-        try:
-            session = self.sessions.authorize(agent.headers, agent.session)
-            request = Request.of(await agent.body(self.settings.max_body_mb << 20), session)
-            if not request.is_object:
-                raise Refusal(400, "the request's body is no JSON object")
-            request = request.sent_as(self.dialect.count(request.body, session.earlier), session)
-            count = await self._count(_up(session), request)
-            agent.answer(200, JSON_HEADERS, orjson.dumps({"input_tokens": count}))
-        except Refusal as refusal:
-            refuse(agent, session, refusal, self.dialect)
-        except AgentLeft:
-            pass
+    async def answer(self, agent: Agent, session: Session) -> None:
+        request = Request.of(await agent.body(self.settings.max_body_mb << 20), session)
+        if not request.is_object:
+            raise Refusal(400, "the request's body is no JSON object")
+        request = request.sent_as(self.dialect.count(request.body, session.earlier), session)
+        count = await self._count(_up(session), request)
+        agent.answer(200, JSON_HEADERS, orjson.dumps({"input_tokens": count}))
 
     async def _count(self, replica: Replica, request: Request) -> int:
         try:

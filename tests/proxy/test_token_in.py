@@ -311,39 +311,30 @@ async def test_an_engine_that_ignores_the_ids_is_found_out(started: Started) -> 
         assert double.given == [False, True, False, False]
 
 
-async def test_an_engine_that_refuses_the_ids_is_called_plainly(started: Started) -> None:
+@pytest.mark.parametrize(
+    ("failure", "reasons", "detail"),
+    [
+        ("refuses_prompts", ["begins", "engine_refused", "engine_refused"], "kv_transfer_params: not here"),
+        ("no_tokenizer", ["begins", "no_rendering", "no_rendering"], "/tokenize did not answer"),
+        ("renders_otherwise", ["begins", "rendering_differs", "turned_off"], "does not render as its chat route does"),
+    ],
+)
+async def test_an_engine_that_cannot_do_its_part_costs_the_bridge_alone(
+    started: Started, failure: str, reasons: list[str], detail: str
+) -> None:
     double = TemplateEngine("qwen2_5", [tool_call(n) for n in range(3)])
-    double.refuses_prompts = True
+    assert getattr(double, failure) is False
+    setattr(double, failure, True)
     async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
         client = Client(bench)
         for _ in range(3):
             await client.turn()
         rows = told(bench)
-        assert [row["reason"] for row in rows] == ["begins", "engine_refused", "engine_refused"]
-        assert "kv_transfer_params: not here" in rows[1]["detail"]
+        assert [row["reason"] for row in rows] == reasons
+        assert detail in rows[1]["detail"]
         assert all(call.capture is not None and call.capture.complete for call in bench.calls())
-
-
-async def test_an_engine_without_a_tokenizer_route_costs_the_bridge_alone(started: Started) -> None:
-    double = TemplateEngine("qwen2_5", [tool_call(n) for n in range(3)])
-    double.no_tokenizer = True
-    async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
-        client = Client(bench)
-        for _ in range(3):
-            await client.turn()
-        assert [row["reason"] for row in told(bench)] == ["begins", "no_rendering", "no_rendering"]
-
-
-async def test_a_tokenizer_that_renders_otherwise_turns_token_in_off(started: Started) -> None:
-    double = TemplateEngine("qwen2_5", [tool_call(n) for n in range(3)])
-    double.renders_otherwise = True
-    async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
-        client = Client(bench)
-        for _ in range(3):
-            await client.turn()
-        assert [row["reason"] for row in told(bench)] == ["begins", "rendering_differs", "turned_off"]
-        state = await bench.proxy.session_state("default")
-        assert state["token_in"]["turned_off"] == "the engine's /tokenize does not render as its chat route does"
+        off = (await bench.proxy.session_state("default"))["token_in"]["turned_off"]
+        assert (off is not None and detail in off) == ("turned_off" in reasons)
 
 
 async def test_a_prompt_that_would_read_otherwise_is_not_sent(
