@@ -17,8 +17,8 @@ STATIC: Final = Path(__file__).parent / "static"
 #: In the order in which they need each other.
 MODULES: Final = (
     "vendor/preact.mjs", "vendor/hooks.mjs", "vendor/htm.mjs", "base.js", "source.js", "format.js", "layout.js",
-    "strip.js", "pane.js", "tokens.js", "breaks.js", "charts.js", "filter.js", "jobs.js", "calls.js", "rollout.js",
-    "compare.js", "app.js",
+    "strip.js", "band.js", "pane.js", "tokens.js", "breaks.js", "charts.js", "filter.js", "jobs.js", "calls.js",
+    "rollout.js", "compare.js", "app.js",
 )  # fmt: skip
 _IMPORT = re.compile(r'^import\s*(?:(\w+)|\{([^}]*)\})\s*from\s*"([^"]+)";?', re.M)
 _RENAMED = re.compile(r"([\w$]+) as ([\w$]+)")

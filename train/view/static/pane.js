@@ -1,18 +1,17 @@
 // The lines of a token sequence: only those that are seen are in the page, whatever the sequence's length.
+import { Band } from "./band.js";
 import { layOut, lineOf } from "./layout.js";
 import { logprob, probability, quoted } from "./format.js";
 import { CALL_COLOURS, NONE } from "./strip.js";
 
 const LINE = 24;
-// A line of a short strip takes so many pixels of the band beside it.
-const MAP_LINE = 5;
 const OVERSCAN = 12;
 const BREAK = 2;
 
 // The lines of a pane, made by hand: a frame's worth of work is the lines that came into sight.
 export class PaneView {
   constructor(pane, field, map, strip, from, marked, tell) {
-    Object.assign(this, { pane, field, map, strip, from, tell, marked });
+    Object.assign(this, { pane, field, strip, from, tell, marked });
     this.rows = new Map();
     this.active = null;
     this.hovered = null;
@@ -29,7 +28,7 @@ export class PaneView {
     on(pane, "click", (event) => this.click(event));
     on(pane, "focus", () => this.focus());
     on(pane, "blur", () => this.blur());
-    on(map, "pointerdown", (event) => this.drag(event));
+    this.band = new Band(map, pane, strip, LINE, this.listeners.signal);
     this.sizes = new ResizeObserver(() => this.resize());
     this.sizes.observe(pane);
     this.resize();
@@ -59,12 +58,17 @@ export class PaneView {
     }
     this.height = this.pane.clientHeight;
     this.draw();
-    this.drawMap(this.colour);
+    this.band.draw(this.lines, this.colour);
   }
 
   clear() {
     this.rows.clear();
     this.field.replaceChildren();
+  }
+
+  paint(colour) {
+    this.colour = colour;
+    this.band.draw(this.lines, colour);
   }
 
   later() {
@@ -96,7 +100,7 @@ export class PaneView {
     }
     this.field.append(fresh);
     this.mark();
-    this.drawWindow();
+    this.band.frame(this.lines);
   }
 
   row(line) {
@@ -305,85 +309,6 @@ export class PaneView {
     const dock = pinned && pane.width > 720 ? pane : null;
     this.tell.card({ token, x: box.left, y: box.bottom + 6, above: box.top - 6, dock, pinned });
   }
-
-  // The whole strip in a narrow band: one row a pixel, the most surprising token of the lines there.
-  drawMap(colour) {
-    this.colour = colour;
-    const { map, lines, strip } = this;
-    const height = map.clientHeight;
-    const width = map.clientWidth;
-    if (!height || !width || !lines) return;
-    const scale = window.devicePixelRatio || 1;
-    const canvas = map.firstElementChild;
-    canvas.width = width * scale;
-    canvas.height = height * scale;
-    const brush = canvas.getContext("2d");
-    const colours = coloursOf(this.pane, colour);
-    const per = Math.max(lines.count / canvas.height, 1 / (MAP_LINE * scale));
-    this.scale = (per * canvas.height) / lines.count; // how many times the band is longer than what is in it
-    for (let row = 0; row < canvas.height; row += 1) {
-      const first = Math.floor(row * per);
-      if (first >= lines.count) break;
-      const last = Math.max(first, Math.min(lines.count - 1, Math.ceil((row + 1) * per) - 1));
-      const to = last + 1 < lines.count ? lines.token[last + 1] : strip.widths.length;
-      const found = strongest(strip, colour, lines.token[first], Math.max(lines.token[first] + 1, to));
-      brush.fillStyle = found === null ? colours.context : colours.steps[found];
-      brush.fillRect(0, row, canvas.width, 1);
-    }
-    this.drawWindow();
-  }
-
-  drawWindow() {
-    const { map, lines, pane } = this;
-    const whole = lines.count * LINE * (this.scale || 1);
-    const style = map.lastElementChild.style;
-    style.display = lines.count * LINE <= pane.clientHeight ? "none" : "block";
-    style.top = `${(pane.scrollTop / whole) * 100}%`;
-    style.height = `${Math.max(1.5, (pane.clientHeight / whole) * 100)}%`;
-  }
-
-  drag(event) {
-    const go = (moved) => {
-      const box = this.map.getBoundingClientRect();
-      const share = ((moved.clientY - box.top) / box.height) * (this.scale || 1);
-      this.pane.scrollTop = share * this.lines.count * LINE - this.pane.clientHeight / 2;
-    };
-    go(event);
-    this.map.setPointerCapture(event.pointerId);
-    const stop = new AbortController();
-    this.map.addEventListener("pointermove", go, { signal: stop.signal });
-    this.map.addEventListener("pointerup", () => stop.abort(), { once: true });
-  }
-}
-
-function strongest(strip, colour, from, to) {
-  let found = null;
-  for (let at = from; at < to; at += 1) {
-    const one = strip.stretch(at);
-    if (!one) continue;
-    let value = null;
-    if (colour === "call") value = one.call % CALL_COLOURS;
-    else if (colour === "mask") value = one.trained ? 0 : 1;
-    else {
-      const steps = colour === "entropy" ? strip.entropies : strip.steps;
-      value = steps && steps[at] !== NONE ? steps[at] : 0;
-    }
-    if (colour === "call" || colour === "mask") return value;
-    if (found === null || value > found) found = value;
-  }
-  return found;
-}
-
-function coloursOf(element, colour) {
-  const style = getComputedStyle(element);
-  const read = (name) => style.getPropertyValue(name).trim();
-  const names = {
-    logprob: [0, 1, 2, 3, 4, 5, 6, 7].map((step) => `--p${step}`),
-    entropy: [0, 1, 2, 3, 4, 5, 6, 7].map((step) => `--e${step}`),
-    mask: ["--trained", "--untrained"],
-    call: [0, 1, 2, 3, 4, 5].map((step) => `--k${step}`),
-  };
-  return { context: read("--map"), steps: names[colour].map(read) };
 }
 
 function spoken(slice, place, at, one) {

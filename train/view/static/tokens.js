@@ -36,7 +36,7 @@ export function TokenPane({ strip, from, at, colour, label, marked, onActive, on
   useEffect(() => {
     if (at !== undefined && at !== null && view.current) view.current.wished(at);
   }, [at]);
-  useEffect(() => view.current && view.current.drawMap(colour), [colour, strip, from]);
+  useEffect(() => view.current && view.current.paint(colour), [colour, strip, from]);
 
   return html`<div class="strip-box" data-colour=${colour}>
     <div class="pane" ref=${pane} tabindex="0" role="listbox" aria-label=${label}>
