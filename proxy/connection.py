@@ -59,6 +59,7 @@ class Connection(asyncio.Protocol):
         self._connections = connections
         self.tasks = tasks
         self._parser = httptools.HttpRequestParser(self)
+        self._why = _BAD  # what the parser does not take, or what a callback has raised about
         self._target = b""
         self._headers: Headers = []
         self._in_head = True
@@ -103,8 +104,7 @@ class Connection(asyncio.Protocol):
                     return
                 data = self._without_offer() + data[offer.args[0] :]
             except httptools.HttpParserError:
-                many = self._in_head and len(self._headers) >= MOST_HEADERS
-                self._refuse(_TOO_LARGE if many else _BAD)
+                self._refuse(self._why)
                 return
 
     def _without_offer(self) -> bytes:
@@ -163,6 +163,7 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:  # a trailer is none: a gateway that looks at keys has not seen it
             if len(self._headers) == MOST_HEADERS:
+                self._why = _TOO_LARGE
                 raise ValueError("too many headers")
             self._headers.append((name.lower(), value))
 

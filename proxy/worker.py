@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from proxy import paths
 from proxy.connection import LARGEST_HEAD, Connection
 from proxy.descriptors import say_when_none_are_left
 from proxy.directory import Opened
 from proxy.errors import ProxyError
 from proxy.handover import Channel, Who, whose
+from proxy.keys import keys
 from proxy.listener import Listener
 from proxy.logs import log_to_stderr
 from proxy.memory import give_back, keep_tidy
@@ -50,6 +52,7 @@ class SharedConnection(Connection):
 
     _who: Who | None = None
     _early = b""
+    _looked_at = False  # the next request's head
 
     def __init__(self, listener: Listener, front: Channel, early: bytes) -> None:
         super().__init__(listener.handler, listener.connections, listener.tasks)
@@ -74,7 +77,18 @@ class SharedConnection(Connection):
             elif who != self._who:
                 self._hand_back(data)
                 return
+            self._looked_at = True
         super().data_received(data)
+
+    def on_headers_complete(self) -> None:
+        """A request right behind another cannot be handed back: this worker would make a session of its name."""
+        looked_at, self._looked_at = self._looked_at, False
+        if not looked_at:
+            target = paths.read(self._target)
+            if Who(tuple(keys(self._headers)), None if target is None else target.session) != self._who:
+                self._why = b"421 Misdirected Request"
+                raise ValueError("another worker's")
+        super().on_headers_complete()
 
     def _hand_back(self, early: bytes) -> None:
         try:

@@ -239,7 +239,19 @@ async def test_an_answer_that_is_not_read_yet_stays_whole_when_another_sessions_
             await asyncio.sleep(0.2)
             writer.transport.resume_reading()  # type: ignore[attr-defined]
             got += await until_quiet(reader)
-        assert statuses(got) == [200, 401] and got.partition(b"\r\n\r\n")[2].startswith(body + b"HTTP/1.1 ")
+        assert statuses(got) == [200, 421] and got.partition(b"\r\n\r\n")[2].startswith(body + b"HTTP/1.1 ")
+
+
+async def test_a_request_right_behind_another_sessions_makes_no_session_in_the_wrong_worker(tmp_path: Path) -> None:
+    async with FakeEngine(replays(PLAIN)) as engine, proxies(engine.url, tmp_path) as proxy:
+        data = [post(CHAT, path=f"/s/task-{number}/v1/chat/completions") for number in range(4)]
+        for first in data:
+            assert statuses(await exchange(proxy.port, first + first, seconds=0.1)) == [200, 200]
+            for second in data:
+                if second is not first:
+                    assert statuses(await exchange(proxy.port, first + second, seconds=0.1)) == [200]
+        for number in range(4):  # each in its own
+            assert len(proxy.calls(tmp_path / f"task-{number}/trajectory/llm_trajectory.jsonl")) == 5
 
 
 async def test_a_stop_lets_calls_in_every_worker_end(tmp_path: Path) -> None:
