@@ -15,9 +15,12 @@ import orjson
 from capture.errors import RecordError
 
 _DIGITS: Final = b"0123456789"
-_ZERO_THEN_DIGIT: Final = re.compile(rb",0[0-9]")
-#: Twice as fast as `b",," in text`, for which every comma is a candidate.
-_NOTHING_BETWEEN: Final = re.compile(rb",,")
+#: Nothing between two commas, or a number written like 007, which is not JSON.
+_NO_NUMBER: Final = re.compile(rb",(?:,|0[0-9])")
+#: A number of so many digits may be beyond 63 bits. It is looked for where every digit is a 0: a pattern takes ten
+#: times as long.
+_ALL_ZEROS: Final = bytes.maketrans(_DIGITS, b"0" * 10)
+_MANY_DIGITS: Final = b"0" * 19
 _SPACE: Final = b" \t\r\n"
 
 
@@ -81,26 +84,26 @@ class Ids(Sequence[int]):
             # Spaces between the numbers are JSON too; anything else is not ids. "1 2" must not become "12".
             if bones.translate(None, b"," + _SPACE):
                 return None
-            return cls._from_values(orjson_loads_or_none(b"[" + text + b"]"))
+            return cls.from_json(_loads_or_none(b"[" + text + b"]"))
         if not text:
             return cls(b"", [])
-        if text[:1] == b"," or text[-1:] == b"," or _NOTHING_BETWEEN.search(text) or _leading_zero(text):
+        if text[:1] == b"," or text[-1:] == b"," or _NO_NUMBER.search(text):
             return None
+        if text[:1] == b"0" and text[1:2].isdigit():
+            return None
+        if _MANY_DIGITS in text.translate(_ALL_ZEROS):
+            return cls.from_json(_loads_or_none(b"[" + text + b"]"))
         ids = cls(text)
         ids._count = len(bones) + 1
         return ids
 
     @classmethod
-    def _from_values(cls, values: object) -> Ids | None:
-        if not isinstance(values, list):
-            return None
-        text = _text_of(values)
-        return None if text is None else cls(text, values)
-
-    @classmethod
     def from_json(cls, value: object) -> Ids | None:
         """Ids from a parsed JSON value, or None when it is no list of non-negative ints (an empty list is)."""
-        return cls._from_values(value)
+        if not isinstance(value, list):
+            return None
+        text = _text_of(value)
+        return None if text is None else cls(text, value)
 
     def bare(self) -> Ids:
         """The same without the numbers it may have been parsed to: to be kept for long."""
@@ -180,12 +183,7 @@ class Ids(Sequence[int]):
         return f"Ids({len(self)}: {self.text[:40].decode()}{'…' if len(self.text) > 40 else ''})"
 
 
-def _leading_zero(text: bytes) -> bool:
-    """Whether a number is written like 007, which is not JSON."""
-    return (text[:1] == b"0" and text[1:2].isdigit()) or _ZERO_THEN_DIGIT.search(text) is not None
-
-
-def orjson_loads_or_none(data: bytes) -> Any:
+def _loads_or_none(data: bytes) -> Any:
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:

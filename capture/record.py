@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -24,6 +25,8 @@ FIELDS: Final = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 #: Engines clamp a logprob of minus infinity, and one they do not have, to -9999.0 (vLLM 0.32, `protocol.py`).
 CLAMPED: Final = -9999.0
+#: The largest float: an int beyond it is as little a logprob as infinity.
+LARGEST: Final = sys.float_info.max
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ class Completion:
 
 def is_logprob(value: object) -> bool:
     """A finite number that an engine can mean: bools, NaN, infinities and the -9999 clamp are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > CLAMPED
+    return isinstance(value, int | float) and not isinstance(value, bool) and CLAMPED < value <= LARGEST
 
 
 def are_logprobs(values: Sequence[object]) -> bool:
@@ -87,8 +90,11 @@ def are_logprobs(values: Sequence[object]) -> bool:
     if not set(map(type, values)) <= {float, int}:
         return all(is_logprob(value) for value in values)
     numbers: Sequence[float] = values  # type: ignore[assignment]
-    # A sum is finite only where each of them is, and made in a fifth of the time that asking each takes.
-    finite = math.isfinite(sum(numbers, 0.0)) or all(map(math.isfinite, numbers))
+    try:
+        # A sum is finite only where each of them is, and made in a fifth of the time that asking each takes.
+        finite = math.isfinite(sum(numbers, 0.0)) or all(map(math.isfinite, numbers))
+    except OverflowError:  # an int that no float holds
+        return False
     return not numbers or (finite and min(numbers) > CLAMPED)
 
 

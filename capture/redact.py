@@ -143,10 +143,15 @@ def _tool(tool: Any) -> Any:
 
 
 def _each(items: list[Any], clean: Any) -> list[Any]:
-    if items and isinstance(items[0], int | float):
+    if _are_numbers(items):
         return items
     new = [clean(item) for item in items]
     return new if any(a is not b for a, b in zip(new, items, strict=True)) else items
+
+
+def _are_numbers(items: list[Any]) -> bool:
+    """Ids and logprobs, in which there is nothing to look at."""
+    return bool(items) and type(items[0]) in _NUMBERS and _NUMBERS.issuperset(map(type, items))
 
 
 def _blank(value: Any) -> Any:
@@ -212,7 +217,7 @@ def secrets_seen(*values: Any) -> list[str]:
                 seen |= _remembered(hash(item), _kinds, item)
         elif kind is dict:
             found += item.values()
-        elif kind is list and item and type(item[0]) not in _NUMBERS:
+        elif kind is list and not _are_numbers(item):
             found += item
     seen |= _kinds("\n".join(short))
     return sorted(seen)

@@ -47,10 +47,16 @@ def test_what_is_no_list_of_ids_is_none(inner: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [b"null", b"[true]", b"[1.0]", b"[null]", b"[-1]", b"[1 2]", b"[01]", b"[1,,2]", b"{}"]
-)
-def test_bools_floats_and_torn_lists_are_no_ids(text: bytes) -> None:
+    "text",
+    [b"null", b"[true]", b"[1.0]", b"[null]", b"[-1]", b"[1 2]", b"[01]", b"[1,,2]", b"{}", b"[7,18446744073709551615]",
+     b"[99999999999999999999999,7]"],
+)  # fmt: skip
+def test_bools_floats_torn_lists_and_numbers_beyond_63_bits_are_no_ids(text: bytes) -> None:
     assert Ids.parse(text) is None
+
+
+def test_the_largest_id_is_one() -> None:
+    assert Ids.parse(b"[1,9223372036854775807]") == [1, 2**63 - 1]
 
 
 @given(alike, alike)
@@ -104,7 +110,11 @@ logprobs = (
 )
 
 
-@given(st.lists(logprobs | st.sampled_from([math.nan, math.inf, -math.inf, -9999.0, 1.7e308, -1.7e308, True, None])))
+@given(
+    st.lists(
+        logprobs | st.sampled_from([math.nan, math.inf, -math.inf, -9999.0, 1.7e308, -1.7e308, True, None, 10**400])
+    )
+)
 def test_logprobs_are_judged_together_as_each_alone(values: list[Any]) -> None:
     assert are_logprobs(values) == all(map(is_logprob, values))
 
