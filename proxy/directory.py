@@ -30,6 +30,8 @@ class Directory:
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
+        #: How many sessions each worker has been asked to open, and has not yet.
+        self.opening = [0] * workers
         self._by_key: dict[bytes, Opened] = {}
         self._by_id: dict[str, Opened] = {}
         self._by_name: dict[str, list[Opened]] = {}
@@ -62,8 +64,8 @@ class Directory:
         return [one for one in self._by_id.values() if one.worker == index]
 
     def least(self) -> int:
-        """The worker with the fewest opened sessions."""
-        held = [0] * self._workers
+        """The worker with the fewest sessions, opened or being opened."""
+        held = list(self.opening)
         for one in self._by_id.values():
             held[one.worker] += 1
         return min(range(self._workers), key=lambda index: (held[index], -index))

@@ -31,7 +31,7 @@ from proxy.front_admin import FrontAdmin
 from proxy.handover import Channel, whose
 from proxy.server import AdminServer, bind, in_url, run
 from proxy.settings import Settings
-from proxy.workers import DEATHS, WITHIN, Worker
+from proxy.workers import BACK_SECONDS, DEATHS, WITHIN, Worker
 
 log = logging.getLogger("proxy")
 
@@ -39,8 +39,6 @@ log = logging.getLogger("proxy")
 SHORT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 #: Seconds until it is asked again, and until it is said again in the log.
 PAUSE, TELL_AGAIN = 0.25, 60.0
-#: Seconds that a connection waits for its worker to be started again.
-BACK_SECONDS = 60.0
 
 
 def start(settings: Settings) -> int:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Protocol
 
 import httpx
 from starlette.applications import Starlette
@@ -15,23 +13,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from proxy.directory import Directory, Opened
+from proxy.workers import BACK_SECONDS, Worker
 
 #: Closing a session waits for its calls in flight.
 PATIENCE = 3600.0
-#: Seconds that a question waits for a worker that is started again.
-BACK_SECONDS = 60.0
-
-
-class Reached(Protocol):
-    """A worker whose admin routes listen on a Unix socket."""
-
-    index: int
-    admin: Path
-    up: asyncio.Event
 
 
 class FrontAdmin:
-    def __init__(self, workers: Sequence[Reached], directory: Directory) -> None:
+    def __init__(self, workers: Sequence[Worker], directory: Directory) -> None:
         self.directory = directory
         self._workers = workers
         self._clients = [
@@ -72,12 +61,16 @@ class FrontAdmin:
 
     async def open(self, request: Request) -> Response:
         index = self.directory.least()
-        answer = await self._ask(index, request)
-        if answer.status_code == 201:
-            made = answer.json()
-            fields = await request.json()
-            self.directory.opened(Opened(index, made["session"], made["api_key"], str(fields["name"]), fields))
-        return _as_is(answer)
+        self.directory.opening[index] += 1  # a hundred that are opened at once are not all the same worker's
+        try:
+            answer = await self._ask(index, request)
+            if answer.status_code == 201:
+                made = answer.json()
+                fields = await request.json()
+                self.directory.opened(Opened(index, made["session"], made["api_key"], str(fields["name"]), fields))
+            return _as_is(answer)
+        finally:
+            self.directory.opening[index] -= 1
 
     async def one(self, request: Request) -> Response:
         answer = await self._ask(self.directory.of_name(request.path_params["id"]), request)
