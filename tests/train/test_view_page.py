@@ -151,6 +151,36 @@ def test_tokens_are_hovered_focused_and_coloured(page: Page, address: str, real:
     expect(page.locator(".active")).to_have_attribute("data-at", str(prompt + least))
 
 
+#: Whether the band beside the strip is painted in the colours that its variables have now, and in no other.
+PAINTED = """() => {
+  const band = document.querySelector(".map"), canvas = band.firstElementChild;
+  const copy = new OffscreenCanvas(1, canvas.height).getContext("2d", { willReadFrequently: true });
+  copy.drawImage(canvas, 0, 0);
+  const column = copy.getImageData(0, 0, 1, canvas.height).data;
+  const found = new Set();
+  for (let at = 0; at < column.length; at += 4) if (column[at + 3]) found.add(column.slice(at, at + 3).join(", "));
+  const probe = band.appendChild(document.createElement("i"));
+  const told = ["--map", "--p1", "--p2", "--p3", "--p4", "--p5", "--p6", "--p7"].map((name) => {
+    probe.style.color = `var(${name})`;
+    return getComputedStyle(probe).color.slice(4, -1);
+  });
+  probe.remove();
+  return found.size > 0 && [...found].every((colour) => told.includes(colour));
+}"""
+
+
+def test_the_band_is_painted_in_the_colours_of_the_theme(page: Page, address: str) -> None:
+    page.emulate_media(color_scheme="light")
+    open_rollout(page, address, "sea__00000000", view="tokens")
+    page.locator("[data-at]").first.wait_for()
+    page.wait_for_function(PAINTED)
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function(PAINTED)
+    page.get_by_role("button", name="Dark or light").click()
+    expect(page.locator("html")).to_have_attribute("data-theme", "light")
+    page.wait_for_function(PAINTED)
+
+
 #: Keys as fast as hands and key repeats give them: before a frame, after one, between tasks, at once.
 MANY_KEYS = """async (count) => {
   const pane = document.querySelector('.pane'), channel = new MessageChannel();

@@ -213,7 +213,7 @@ function turnTheme() {
   const now = document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   document.documentElement.dataset.theme = now === "dark" ? "light" : "dark";
   try { localStorage.setItem("bench-view-theme", document.documentElement.dataset.theme); } catch { /* a file may keep nothing */ }
-  dispatchEvent(new Event("resize"));
+  dispatchEvent(new Event("theme"));
 }
 
 try {

@@ -80,14 +80,20 @@ function strongest(strip, colour, from, to) {
   return found;
 }
 
+// The computed colours, for a canvas: a variable's own value is what it is in either theme.
 function coloursOf(element, colour) {
-  const style = getComputedStyle(element);
-  const read = (name) => style.getPropertyValue(name).trim();
+  const probe = element.appendChild(document.createElement("i"));
+  const read = (name) => {
+    probe.style.color = `var(${name})`;
+    return getComputedStyle(probe).color;
+  };
   const names = {
     logprob: [0, 1, 2, 3, 4, 5, 6, 7].map((step) => `--p${step}`),
     entropy: [0, 1, 2, 3, 4, 5, 6, 7].map((step) => `--e${step}`),
     mask: ["--trained", "--untrained"],
     call: [0, 1, 2, 3, 4, 5].map((step) => `--k${step}`),
   };
-  return { context: read("--map"), steps: names[colour].map(read) };
+  const found = { context: read("--map"), steps: names[colour].map(read) };
+  probe.remove();
+  return found;
 }

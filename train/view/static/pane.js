@@ -21,6 +21,9 @@ export class PaneView {
     this.listeners = new AbortController();
     const on = (target, name, does, more) =>
       target.addEventListener(name, does, { signal: this.listeners.signal, ...more });
+    // What is painted on a canvas does not follow the style sheet by itself.
+    on(window, "theme", () => this.paint(this.colour));
+    on(matchMedia("(prefers-color-scheme: dark)"), "change", () => this.paint(this.colour));
     on(pane, "scroll", () => this.later(), { passive: true });
     on(pane, "keydown", (event) => this.press(event));
     on(pane, "pointerover", (event) => this.hover(event));
