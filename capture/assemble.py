@@ -70,7 +70,7 @@ class Assembler:
 
     def body(self) -> dict[str, Any]:
         """The completed body, in the engine's own shape, without token ids and logprobs."""
-        body = dict(self._head)
+        body = without_ids(self._head)
         kind = self._object or "chat.completion.chunk"
         body["object"] = _COMPLETED.get(kind, kind)
         body["choices"] = [self._choices[index].completed() for index in sorted(self._choices)]

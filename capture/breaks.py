@@ -63,8 +63,6 @@ CAUSES: Final[dict[str, tuple[str, str]]] = {
     ),
 }
 
-SURE: Final = ("certain", "likely", "possible")
-
 
 @dataclass(frozen=True)
 class Told:

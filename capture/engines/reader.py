@@ -98,7 +98,7 @@ class Reader:
         if changed and cut and not self.hide.prompt:
             chunk = self._uncut(data)
         given = self._dumps(chunk, data) if changed else data
-        if self._is_regular and self._begins is None and changed:
+        if self._is_regular and self._begins is None and changed and chunk.get("usage") is None:
             begins = opening(data)
             self._begins = begins if begins is not None and given.startswith(begins) else None
         before = self.rest() if self._last is not None else None

@@ -129,6 +129,12 @@ def test_no_ids_are_left_in_a_body_wherever_they_stand() -> None:
     assert without_ids(whole)["sglext"] == {"other": 2} and whole["sglext"] == {"input_ids": [7], "other": 2}
 
 
+def test_no_ids_are_left_of_a_stream_that_has_them_beside_its_choices() -> None:
+    made = Assembler()
+    made.add({"provider_specific_fields": {"prompt_token_ids": [1], "kept": 2}, "choices": []})
+    assert made.body()["provider_specific_fields"] == {"kept": 2}
+
+
 def test_ids_that_an_agent_asked_for_go_along_when_a_whole_answer_is_streamed() -> None:
     choice = {"index": 0, "message": {"role": "assistant", "content": "a"}, "token_ids": [7], "finish_reason": "stop",
               "stop_reason": 2, "logprobs": {"content": [{"token": "a", "logprob": -1}]}}  # fmt: skip

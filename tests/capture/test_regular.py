@@ -66,6 +66,16 @@ def test_recorded_streams(name: str, asked: dict[str, Any], monkeypatch: pytest.
     both_ways(events, monkeypatch, {**BODY, **asked})
 
 
+def test_a_count_that_comes_before_the_text_is_read_in_every_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not vLLM's order. A beginning that holds a count is none that chunks may be read without."""
+    events = []
+    for count in (1, 1, 2, 1):
+        one = chunk("content", "a", "a", -0.5, [7])
+        choices = one.pop("choices")
+        events.append(written({**one, "usage": {"completion_tokens": count}, "choices": choices}, False))
+    both_ways(events, monkeypatch, {**BODY, "stream_options": {"include_usage": True}})
+
+
 def test_a_dialect_hears_of_a_regular_chunk_its_text_alone() -> None:
     vllm = engine("vllm")
     reader: Reader = vllm.reader(CHAT, BODY, vllm.ask(CHAT, BODY, Wants()))
