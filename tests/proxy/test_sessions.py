@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from capture.journal import JournalReader
 from proxy import ProxyThread, Settings, SettingsError, serve
+from proxy.app import _SESSION_FIELDS
 from tests.proxy.conftest import Started
 from tests.proxy.fake_engine import FakeEngine, Seen, answers, replays, transcript, whole
 
@@ -165,7 +168,8 @@ async def test_the_admin_listener_opens_shows_and_closes_sessions(tmp_path: Path
             assert (await agent.get("/metrics")).status_code == 401
         async with httpx.AsyncClient() as agent:
             root = proxy.base_url.removesuffix("/v1")
-            assert (await agent.get(root + "/sessions", headers=key("admin"))).status_code == 404
+            elsewhere = await agent.get(root + "/sessions", headers=key("admin"))
+            assert elsewhere.status_code == 404 and "--admin-port" in elsewhere.text
             assert (await agent.get(root + "/metrics", headers=key("admin"))).status_code == 404
 
 
@@ -241,3 +245,23 @@ async def test_a_prompt_that_goes_on_from_the_last_is_read_as_if_it_did_not(star
     wanted = [json.loads(f"[{text}]") for text in prompts]
     assert [ids and ids.tolist() for ids in told] == [*wanted[:4], None, wanted[5]]
     assert [call.capture is not None and call.capture.complete for call in calls] == [True] * 4 + [False, True]
+
+
+def test_the_fields_of_a_session_are_those_that_the_docs_say() -> None:
+    page = (Path(__file__).parents[2] / "docs/sessions.md").read_text(encoding="utf-8")
+    table = page.partition("| field |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.M)) == _SESSION_FIELDS
+
+
+async def test_the_example_of_the_docs_opens_a_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs/sessions.md").read_text(encoding="utf-8")
+    example = re.search(r"-d '(\{.*\})'", page)
+    assert example
+    monkeypatch.chdir(tmp_path)
+    settings = Settings(probe=False, admin_port=0, admin_key="admin")
+    async with FakeEngine(replays(PLAIN)) as engine, serve(replace(settings, upstream=[engine.url])) as proxy:
+        async with httpx.AsyncClient(base_url=str(proxy.admin_url), headers=key("admin")) as admin:
+            made = await admin.post("/sessions", content=example[1])
+        assert made.status_code == 201
+        assert (await post(made.json()["base_url"], made.json()["api_key"])).status_code == 200
+    assert len(list(JournalReader(tmp_path / json.loads(example[1])["journal"]))) == 1
