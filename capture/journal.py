@@ -60,7 +60,9 @@ class JournalWriter:
             self._begin_on_a_fresh_line(left)
         except BlockingIOError as error:
             os.close(self._fd)
-            raise JournalError(f"another process writes the journal {path}; a journal has one writer") from error
+            raise JournalError(
+                f"another process writes the journal {path}; a journal has one writer: end that one, or write elsewhere"
+            ) from error
         except OSError as error:
             os.close(self._fd)
             raise JournalError(f"cannot use the journal {path}: {error.strerror}") from error

@@ -87,6 +87,8 @@ async def no_route(agent: Agent) -> None:
             f"{agent.method} {agent.path} is not served here: no answer is kept to be fetched, and no background runs. "
             "POST /v1/responses is, with the whole history or a previous_response_id of the same session"
         )
+    if agent.path.startswith(("/sessions", "/metrics")):
+        message = f"{agent.method} {agent.path} is not served here but on the admin port: --admin-port opens it"
     status, body = 404, error_body(None, Refusal(404, message))
     if agent.header(b"anthropic-version") is not None:
         status, body = Messages().error(404, message)
@@ -152,7 +154,10 @@ class Admin:
         if "\0" in str(fields.get("journal")):
             raise SettingsError("`journal` is no path")
         if "name" not in fields or "journal" not in fields:
-            raise SettingsError("a session needs a `name` and a `journal`, the path of its llm_trajectory.jsonl")
+            raise SettingsError(
+                "a session needs a `name` and a `journal`, the path of its llm_trajectory.jsonl: "
+                '{"name": "a", "journal": "a.jsonl"}'
+            )
         for name, kinds in _SESSION_TYPES.items():
             if fields.get(name) is not None and not isinstance(fields[name], kinds):
                 raise SettingsError(f"`{name}` is of the wrong type")

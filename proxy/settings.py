@@ -120,7 +120,7 @@ class Settings:
         if self.max_body_mb <= 0:
             raise SettingsError("--max-body-mb must be at least 1")
         if self.history_mb <= 0:
-            raise SettingsError("--history-mb must be at least 1; to remember nothing, leave token-in off")
+            raise SettingsError(f"--history-mb must be at least 1 (MiB), not {self.history_mb}")
         if not math.isfinite(self.session_idle) or self.session_idle < 0:
             raise SettingsError(
                 f"--session-idle must be a number of seconds, or 0 for never, not {self.session_idle:g}"
