@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from capture.bridge import REASONS
 from capture.engines.base import Wants
 from capture.record import TokenCapture
 from capture.sse import Decoder
@@ -19,6 +20,11 @@ log = logging.getLogger("proxy")
 
 WIRE, PATH = "openai-chat", "/v1/chat/completions"
 AGAIN = 5.0
+_CANNOT = f"no token-in: {REASONS['engine_cannot']}; "
+NO_TOKEN_IN = {
+    "auto": _CANNOT + "prompts are sent as agents make them",
+    "require": _CANNOT + "with --token-in require a call that goes on from an earlier one gets 422",
+}
 
 
 async def probe_all(replicas: Replicas, settings: Settings) -> None:
@@ -30,7 +36,10 @@ async def _until_up(replica: Replica, settings: Settings) -> None:
     told = False
     while True:
         try:
-            log.info("probe: %s: %s", replica.label, await probe(replica, settings))
+            good, said = await probe(replica, settings)
+            log.log(logging.INFO if good else logging.WARNING, "probe: %s: %s", replica.label, said)
+            if settings.token_in != "off" and replica.engine is not None and not replica.engine.takes_prompt_ids:
+                log.warning("probe: %s: %s", replica.label, NO_TOKEN_IN[settings.token_in])
             return
         except UpstreamError as error:
             if not told:
@@ -43,16 +52,21 @@ async def _until_up(replica: Replica, settings: Settings) -> None:
             await asyncio.sleep(AGAIN)
 
 
-async def probe(replica: Replica, settings: Settings) -> str:
-    """A sentence about one replica. Raises `UpstreamError` when it cannot be reached."""
+async def probe(replica: Replica, settings: Settings) -> tuple[bool, str]:
+    """A sentence about one replica, and whether all is well. Raises `UpstreamError` when it cannot be reached."""
     engine = await replica.identify()
     name = f"{engine.name} {replica.version}" if replica.version else engine.name
     if engine.name == "other":
         if replica.doubted:
             raise UpstreamError("a gateway answers, its engine does not")
-        return "no engine known to return token ids; calls are recorded with text and usage (name it with --engine)"
+        said = "no engine known to return token ids; calls are recorded with text and usage (name it with --engine)"
+        status = await replica.status("/v1/models")
+        if status == 200:
+            return True, said
+        hint = "--upstream-key" if status in (401, 403) else "--upstream"
+        return False, f"{said}; GET /v1/models answered HTTP {status}: check {hint}"
     if not settings.capture:
-        return f"{name}; capture is off"
+        return True, f"{name}; capture is off"
     body = {
         "model": settings.model or _first_model(await replica.get_json("/v1/models")),
         "messages": [{"role": "user", "content": "Say ok."}],
@@ -70,7 +84,7 @@ async def probe(replica: Replica, settings: Settings) -> str:
         response.close()
     if response.status != 200:
         hint = "check --upstream-key" if response.status == 401 else "check the engine and its model"
-        return f"{name} answered the probe with HTTP {response.status} ({_message(data)}); {hint}"
+        return False, f"{name} answered the probe with HTTP {response.status} ({_message(data)}); {hint}"
     if ask.unstreamed:
         await replica.answer_questions(engine, reader)
         reader.body(data)
@@ -79,7 +93,8 @@ async def probe(replica: Replica, settings: Settings) -> str:
         for event in [*decoder.feed(data), *decoder.flush()]:
             if event.data and event.data != b"[DONE]":
                 reader.event(event.data)
-    return f"{name}: {_verdict(reader.capture('ok', status=200))}"
+    capture = reader.capture("ok", status=200)
+    return capture.complete, f"{name}: {_verdict(capture)}"
 
 
 def _verdict(capture: TokenCapture) -> str:

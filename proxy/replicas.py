@@ -121,6 +121,10 @@ class Replica:
         """The JSON an engine answers on a side route, or None where it has no such route."""
         return (await self._answer(method, path, body))[1]
 
+    async def status(self, path: str) -> int:
+        """What an engine answers to GET `path`. Raises `UpstreamError`."""
+        return (await self._answer("GET", path, None))[0]
+
     async def _answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
         payload = b"" if body is None else dumps(body)
         response = await self.client.send(method, path, self.auth([(b"accept", b"application/json")], payload), payload)
