@@ -105,7 +105,7 @@ class Facts:
         if reader is None or not readable:
             detail = self.failure or "the request was no JSON object, so nothing could be asked for"
             return _nothing(self, Unavailable("request_failed", "upstream_http_error", detail))
-        return reader.capture(self.outcome, status=self.status)
+        return reader.capture(self.outcome, status=self.status, failure=self.failure)
 
 
 def _nothing(facts: Facts, why: Unavailable) -> TokenCapture:

@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from capture.engines.reader import Reader
 
 
-def of_failed(status: int) -> dict[str, Unavailable]:
-    """Of a call that the engine did not answer: everything."""
-    return dict.fromkeys(FIELDS, why("upstream_http_error", status=status))
+def of_failed(status: int, failure: str | None = None) -> dict[str, Unavailable]:
+    """Of a call that the engine did not answer: everything. `failure` says what happened where no engine answered."""
+    reason = why("upstream_http_error", status=status)
+    return dict.fromkeys(FIELDS, reason if failure is None else Unavailable(reason.reason, reason.code, failure))
 
 
 def of_cut_short(reader: Reader, outcome: str, completions: list[Completion]) -> dict[str, Unavailable]:

@@ -269,11 +269,14 @@ class Reader:
             ]
         return body
 
-    def capture(self, outcome: str, *, status: int) -> TokenCapture:
-        """What was sampled, with a reason for whatever is missing. `outcome` is ok, error, aborted or truncated."""
+    def capture(self, outcome: str, *, status: int, failure: str | None = None) -> TokenCapture:
+        """What was sampled, with a reason for whatever is missing. `outcome` is ok, error, aborted or truncated.
+
+        `failure`: what happened to a call that ended in an error which is not the engine's answer.
+        """
         completions: list[Completion] = []
         if outcome == "error" or status >= 400:
-            missing = of_failed(status)
+            missing = of_failed(status, failure)
         else:
             completions = self.sampled.completions(several_prompts=self.several_prompts)
             if outcome in ("aborted", "truncated") or self.error is not None:

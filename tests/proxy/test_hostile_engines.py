@@ -97,6 +97,9 @@ async def test_what_is_no_whole_http_answer_is_502_and_no_second_call(
         assert len(engine.calls) == 1
     assert got.status_code == call.status_code == 502 and call.outcome == "error"
     assert got.json()["error"]["message"] and "callback" not in got.text
+    assert call.capture is not None
+    details = {one.detail for one in call.capture.unavailable.values()}
+    assert details == {got.json()["error"]["message"]}, "what happened, not a 502 that no engine answered"
     assert not [one for one in caplog.records if one.exc_info and "protocol" in one.getMessage()]
 
 

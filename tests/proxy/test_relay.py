@@ -254,6 +254,9 @@ async def test_an_unreachable_engine_is_a_502_that_names_no_address(started: Sta
     assert answer.status_code == 502
     assert "127.0.0.1" not in answer.text and str(engine.port) not in answer.text
     assert call.outcome == "error" and call.status_code == 502
+    assert call.capture is not None
+    details = {one.detail for one in call.capture.unavailable.values()}
+    assert details == {"the engine cannot be reached; is it up?"}, "no engine answered 502: it was the proxy"
 
 
 async def test_an_engine_that_dies_in_mid_stream_cuts_the_reply_and_the_record_says_truncated(
