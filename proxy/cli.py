@@ -20,6 +20,7 @@ from proxy.logs import log_to_stderr
 from proxy.memory import give_back, keep_tidy
 from proxy.requests import misspelt_sampling
 from proxy.server import quiet_garbage, run, serve
+from proxy.sessions import say_stopped
 from proxy.settings import Settings
 
 log = logging.getLogger("proxy")
@@ -194,7 +195,7 @@ async def _serve(settings: Settings) -> None:
             log.info("admin: %s%s", proxy.admin_url, f" (key {settings.admin_key})" if made_key else "")
         await stop.wait()
         log.info("stopping: finishing calls in flight, at most %g s", settings.grace)
-    log.info("stopped: %d calls recorded, %d complete", told.calls, told.complete_calls)
+    say_stopped("", told)
 
 
 def capture_wanted(environ: os._Environ[str] | dict[str, str], default: bool = True) -> bool:

@@ -46,6 +46,7 @@ class Tally:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     last_error: str | None = None
+    unrecorded: int = 0
 
 
 class Session:
@@ -183,6 +184,7 @@ class Session:
         if self.journal_failed is None:
             log.error("session %s: %s; its calls go on unrecorded", self.name, error)
         self.journal_failed = str(error)
+        self.tally.unrecorded += 1
         return False
 
     async def close(self, grace: float) -> None:
@@ -237,6 +239,7 @@ class Session:
             "token_in": None if self.token_in is None else self.token_in.state(),
             "journal": str(self.journal.path),
             "journal_failed": self.journal_failed,
+            "unrecorded": tally.unrecorded,
             "last_error": tally.last_error,
             "closed": self.closed,
         }

@@ -65,8 +65,8 @@ class Sessions:
         self.open_mode = open_mode
         self.default: Session | None = None
         self.defaults: Defaults | None = None
-        #: Calls recorded by sessions that are closed, and how many of them are complete.
-        self.calls = self.complete_calls = 0
+        #: Calls of sessions that are closed, how many of them are complete, and how many are in no journal.
+        self.calls = self.complete_calls = self.unrecorded = 0
         self._out = out
         self._fsync = fsync
         self._grace = grace
@@ -174,6 +174,7 @@ class Sessions:
         session.replicas.leave(session.replica)
         self.calls += session.tally.calls
         self.complete_calls += session.tally.complete_calls
+        self.unrecorded += session.tally.unrecorded
 
     def authorize(self, headers: list[tuple[bytes, bytes]], path_name: str | None) -> Session:
         """The session a call belongs to, by its key or, in open mode, by the name in its path. Raises `Refusal` (401).
@@ -245,6 +246,17 @@ class Sessions:
             del self._left[next(iter(self._left))]
 
 
+def say_stopped(who: str, sessions: Sessions) -> None:
+    """The last line of a log: whoever reads nothing else learns there that calls are in no journal."""
+    if sessions.unrecorded:
+        log.error(
+            "%sstopped: %d calls, %d complete, but %d of them are in no journal: a journal could not be written",
+            who, sessions.calls, sessions.complete_calls, sessions.unrecorded,
+        )  # fmt: skip
+    else:
+        log.info("%sstopped: %d calls recorded, %d complete", who, sessions.calls, sessions.complete_calls)
+
+
 def _say_ended(session: Session, idle: float) -> None:
     tally = session.tally
     log.info(
@@ -252,4 +264,6 @@ def _say_ended(session: Session, idle: float) -> None:
         "call to its address opens it again", session.name, idle, tally.calls, tally.complete_calls,
     )  # fmt: skip
     if session.journal_failed is not None:
-        log.error("session %s: calls of it went unrecorded: %s", session.name, session.journal_failed)
+        log.error(
+            "session %s: %d calls of it went unrecorded: %s", session.name, tally.unrecorded, session.journal_failed
+        )

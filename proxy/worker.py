@@ -25,6 +25,7 @@ from proxy.listener import Listener
 from proxy.logs import log_to_stderr
 from proxy.memory import give_back, keep_tidy
 from proxy.server import Proxy, Share, quiet_garbage, run, serve
+from proxy.sessions import say_stopped
 from proxy.settings import Settings
 
 log = logging.getLogger("proxy")
@@ -150,8 +151,7 @@ async def work(settings: Settings, place: Place) -> None:
             place.channel.listen(took, lambda word, text: None, stop.set)
             place.channel.tell(Channel.READY)
             await stop.wait()
-        told = proxy.sessions
-        log.info("worker %d stopped: %d calls recorded, %d complete", place.index, told.calls, told.complete_calls)
+        say_stopped(f"worker {place.index} ", proxy.sessions)
     except ProxyError as error:
         place.channel.tell(Channel.FAILED, str(error))
 

@@ -85,6 +85,7 @@ async def test_a_disk_that_fills_up_in_mid_line_keeps_the_lines_before_and_takes
     reader = JournalReader(journal)
     assert [call.number for call in reader] == [0, 3] and reader.problems == []
     assert "cannot write the journal" in told and "Traceback" not in told
+    assert "ERROR stopped: 4 calls, 4 complete, but 2 of them are in no journal" in told and "recorded," not in told
     assert proxy.returncode == 0
 
 
@@ -101,6 +102,7 @@ async def test_a_full_tmpfs_costs_the_record_not_the_call(started: Started, tmp_
                 await answered(bench)
             assert "No space left" in state(bench)["journal_failed"]
             calls = bench.calls()
+            assert state(bench)["unrecorded"] == 30 - len(calls)
             assert 1 < len(calls) < 30 and all(call.capture is not None and call.capture.complete for call in calls)
     finally:
         subprocess.run(["umount", "-l", str(out)], check=True)
