@@ -64,7 +64,7 @@ class Ids(Sequence[int]):
         where it does not begin so.
         """
         end = len(before.text)
-        if not text.startswith(before.text):
+        if not end or not text.startswith(before.text):  # after no id nothing goes on: `,0` is no array
             return None
         if len(text) == end:
             return before

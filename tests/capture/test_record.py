@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from capture.errors import RecordError
@@ -71,6 +71,7 @@ def test_text_comparisons_are_those_of_lists(one: list[int], other: list[int]) -
 
 
 @given(alike, st.text(alphabet="0123456789,. -", max_size=6))
+@example([], ",0")
 def test_ids_that_go_on_from_known_ones_are_read_as_if_none_were_known(known: list[int], more: str) -> None:
     before = Ids.of(known)
     text = b"[" + before.text + more.encode() + b"]"
