@@ -72,7 +72,10 @@ class Worker:
     def ended(self) -> str:
         """Waits until its process is gone, and with it its hold on its journals; says how it went."""
         code = 0 if self._process is None else self._process.wait()
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        if code >= 0:
+            return f"exit code {code}"
+        names = {one.value: one.name for one in signal.Signals}  # not all have one
+        return f"killed by {names.get(-code, f'signal {-code}')}"
 
     def died(self) -> bool:
         """Counts a death; whether it has died too often."""

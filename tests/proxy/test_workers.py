@@ -417,6 +417,16 @@ async def test_admin_routes_of_workers_have_a_key_where_none_was_given(tmp_path:
             assert (await client.post(f"{proxy.admin}/sessions", json=body)).status_code == 201
 
 
+@pytest.mark.parametrize(("number", "how"), [(9, "killed by SIGKILL"), (40, "killed by signal 40")])
+async def test_how_a_worker_ended_is_said_of_every_signal(number: int, how: str, tmp_path: Path) -> None:
+    worker = Worker(0, 0, Settings(upstream=["http://127.0.0.1:9"]), tmp_path / "0.sock")
+    worker.start()
+    assert worker.pid is not None
+    os.kill(worker.pid, number)
+    assert await asyncio.to_thread(worker.ended) == how
+    worker.channel.close()
+
+
 def test_whose_a_request_is() -> None:
     head = (
         b"POST /s/task-1/v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer  k1\r\nX-API-Key: k2\r\n\r\n"
