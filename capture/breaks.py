@@ -29,8 +29,9 @@ CAUSES: Final[dict[str, tuple[str, str]]] = {
     ),
     "history_edited": (
         "the history was edited or compacted",
-        "the agent changed, cut or summarized what was said before; turn its compaction off (a larger context window "
-        "in its settings), or train on the segments: each is exact",
+        "the agent changed, cut (a space at a reply's end is enough) or summarized what was said before; have it send "
+        "replies back as they came, turn its compaction off (a larger context window in its settings), or train on the "
+        "segments: each is exact",
     ),
     "cut_reply": (
         "the reply was cut, and has no stop token",
