@@ -151,7 +151,9 @@ def _form(body: dict[str, Any]) -> dict[str, Any] | None:
     form = _object(body, "text").get("format")
     if form is None:
         return None
-    kind = form.get("type") if isinstance(form, dict) else form
+    if not isinstance(form, dict):
+        raise Refusal(400, "`text.format` has to be an object")
+    kind = form.get("type")
     if kind == "text":
         return None
     if kind == "json_object":

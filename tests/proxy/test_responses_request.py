@@ -367,6 +367,13 @@ def test_what_cannot_be_kept_is_refused_by_name(field: str) -> None:
     assert error["message"] == refused.value.message
 
 
+@pytest.mark.parametrize("form", ["json_schema", "text", ["json_object"], 5, True])
+def test_a_format_that_is_no_object_is_refused(form: Any) -> None:
+    """Found by the fuzzer, as a fault of ours."""
+    with pytest.raises(Refusal, match=r"`text\.format` has to be an object"):
+        translated(text={"format": form})
+
+
 def test_tool_choice_required_needs_a_tool() -> None:
     with pytest.raises(Refusal, match="tool_choice"):
         translated(tools=[{"type": "web_search"}], tool_choice="required")
