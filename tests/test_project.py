@@ -118,7 +118,12 @@ def made(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`make` in a folder that holds nothing but the Makefile and pyproject.toml."""
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
-    return subprocess.run(["make", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("MAKE")
+    }  # not `make test`'s
+    return subprocess.run(
+        ["make", *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
 
 
 def test_make_help_has_a_sentence_for_every_target(tmp_path: Path) -> None:
