@@ -68,7 +68,7 @@ KINDS = [
     Kind("streamed", {"messages": ask("What is the capital of France?"), "max_tokens": 40, "stream": True}),
     Kind("tools", {"messages": TOOL_MESSAGES, "tools": [WRITE_TOOL], "max_tokens": 64}),
     Kind("tools, streamed", {"messages": TOOL_MESSAGES, "tools": [WRITE_TOOL], "max_tokens": 64, "stream": True}),
-    Kind("n=2", {"messages": ask("Name one animal."), "max_tokens": 24, "n": 2, "temperature": 1.0}),
+    Kind("n=2", {"messages": ask("Name one animal."), "max_tokens": 24, "n": 2, "temperature": 1.0, "seed": 7}),
     Kind("stop string", {"messages": ask("What is the capital of France?"), "max_tokens": 40, "stop": ["Paris"]}),
     Kind("cut at 8 tokens", {"messages": ask("Tell me about the sea."), "max_tokens": 8}),
 ]
