@@ -222,7 +222,12 @@ class Call:
     @property
     def engine(self) -> str | None:
         value = self.metadata.get("engine")
-        return value if isinstance(value, str) else (self.capture.provider if self.capture else None)
+        if isinstance(value, str):
+            return value
+        try:
+            return self.capture.provider if self.capture else None
+        except RecordError:  # who reads the capture is told
+            return None
 
     @cached_property
     def token_in(self) -> TokenIn | None:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capture.call import CUT_ABOVE, Call, Known
-from capture.errors import FileFormatError, JournalClosed, JournalError
+from capture.errors import FileFormatError, JournalClosed, JournalError, RecordError
 from capture.journal import JournalReader, JournalWriter, read_json, read_jsonl, write_json
 from capture.record import Ids
 from capture.schemas import examples
@@ -129,6 +129,16 @@ def test_a_long_prompt_is_read_without_being_parsed_and_is_the_same(separators: 
     assert call.capture.prompt_token_ids == LONG
     assert call.request_body["messages"][0]["content"] == 'a "prompt_token_ids":[1,2] in a text'
     assert call.metadata == {"call": 3}
+
+
+def test_a_capture_that_cannot_be_read_says_so_and_names_no_engine() -> None:
+    """Found by the fuzzer: who asked for the engine alone was told of the capture, by a traceback."""
+    told = line()
+    told["metadata"]["token_capture"]["unavailable"] = 5
+    call = Call(0, json.dumps(told).encode())
+    assert call.engine is None
+    with pytest.raises(RecordError, match="unavailable is not an object"):
+        _ = call.capture
 
 
 def test_a_key_of_that_name_elsewhere_is_left_alone() -> None:

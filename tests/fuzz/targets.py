@@ -34,6 +34,7 @@ from proxy.dialects.messages import Messages
 from proxy.dialects.responses import Responses
 from proxy.errors import Refusal, UpstreamBroke, UpstreamTimeout
 from proxy.kept import Kept
+from proxy.line import _dump
 from proxy.requests import parse
 from proxy.upstream import Timeouts
 from proxy.upstream_connection import Connection
@@ -132,7 +133,7 @@ def recorded(reader: Reader) -> None:
         json.dumps(chunk)
     for outcome in ("ok", "aborted", "truncated", "error"):
         capture = reader.capture(outcome, status=200)
-        held = TokenCapture.from_json(orjson.loads(orjson.dumps(capture.to_json())))
+        held = TokenCapture.from_json(orjson.loads(_dump(capture.to_json())))  # as a journal's line is written
         assert held.complete == capture.complete
         if capture.complete:
             assert outcome == "ok" and capture.prompt_token_ids is not None and capture.completions
