@@ -161,7 +161,9 @@ class EmbeddedEngine:
             return ""
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return f" It said: {lines[-1].removeprefix('engine: ')}" if lines else ""
+        # llama.cpp writes from a thread of its own, sometimes after our sentence of why.
+        told = [line for line in lines if line.startswith("engine: ")] or lines
+        return f" It said: {told[-1].removeprefix('engine: ')}" if told else ""
 
 
 def default_threads() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -128,6 +129,17 @@ def test_a_taken_port_is_an_error_and_not_somebody_elses_answers(engine: Embedde
     port = int(engine.base_url.rpartition(":")[2].removesuffix("/v1"))
     with pytest.raises(EngineError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
         EmbeddedEngine(port=port, slots=1, n_ctx=512, threads=1, ready_timeout=20).start()
+
+
+def test_our_own_sentence_is_told_also_where_llama_cpp_had_the_last_word() -> None:
+    """CI saw its thread write after it, once."""
+    one = EmbeddedEngine()
+    one._log = io.BytesIO(
+        b"loading\nengine: cannot listen on 127.0.0.1:1: taken\nsrv init: exiting due to HTTP server error\n"
+    )
+    assert one._tail() == " It said: cannot listen on 127.0.0.1:1: taken"
+    one._log = io.BytesIO(b"loading\nllama: no such tensor\n")
+    assert one._tail() == " It said: llama: no such tensor"
 
 
 def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path) -> None:
