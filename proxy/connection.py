@@ -17,7 +17,7 @@ from typing import Any, cast
 import httptools
 
 from proxy.agent import Agent
-from proxy.errors import Refusal, error_body
+from proxy.errors import FAILED, Refusal, error_body
 from proxy.replies import JSON_HEADERS
 from proxy.upstream import Headers
 
@@ -271,7 +271,7 @@ class Connection(asyncio.Protocol):
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a request failed by a fault of the proxy's own (%s); please report it", error, exc_info=error)
             if not agent.started:
-                agent.answer(500, JSON_HEADERS, error_body(None, Refusal(500, "the proxy failed; its log says how")))
+                agent.answer(500, JSON_HEADERS, error_body(None, Refusal(500, FAILED)))
         if not agent.ended:
             self.answered(agent)
 

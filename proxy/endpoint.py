@@ -7,7 +7,7 @@ import logging
 
 from proxy.agent import Agent, AgentLeft
 from proxy.dialects.base import Dialect
-from proxy.errors import Refusal, error_body
+from proxy.errors import FAILED, Refusal, error_body
 from proxy.replies import JSON_HEADERS
 from proxy.sessions import Session, Sessions
 
@@ -40,7 +40,7 @@ class Endpoint:
         except Exception as error:
             log.exception("a call failed by a fault of the proxy's own (%s); please report it", error)
             if not agent.started:
-                refuse(agent, session, Refusal(500, "the proxy failed; its log says how"), self.dialect)
+                refuse(agent, session, Refusal(500, FAILED), self.dialect)
 
     async def answer(self, agent: Agent, session: Session) -> None:
         raise NotImplementedError

@@ -18,6 +18,9 @@ from typing import Any
 
 import orjson
 
+#: What an agent is told of a fault of the proxy's own.
+FAILED = "the proxy failed; its log says how"
+
 
 class ProxyError(Exception):
     """Root of the proxy's errors; its text is fit for people."""

@@ -19,7 +19,7 @@ from capture.assemble import stream_of
 from capture.record import TokenCapture
 from capture.sse import Decoder, Event
 from proxy.agent import Agent, AgentLeft, reply_headers
-from proxy.errors import Refusal, UpstreamBroke, UpstreamError, error_body
+from proxy.errors import FAILED, Refusal, UpstreamBroke, UpstreamError, error_body
 from proxy.line import journal_line
 from proxy.replies import JSON_HEADERS, KEEP_ALIVE, SSE_HEADERS, is_event_stream, loads, one_event, refusal_text, sse
 from proxy.requests import Request
@@ -67,7 +67,7 @@ class Exchange(Sending):
             raise
         except Exception as error:
             log.exception("a call failed by a fault of the proxy's own (%s); please report it", error)
-            self._engine_failed(UpstreamBroke("the proxy failed; its log says how"), status=500)
+            self._engine_failed(UpstreamBroke(FAILED), status=500)
         await self._record()
         self._end()
 

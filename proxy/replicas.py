@@ -56,21 +56,17 @@ class Replica:
     _asking: asyncio.Task[None] | None = None
     _detecting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def known(self) -> Engine | None:
-        """What `identify` would say, where it need not ask."""
-        now = time.monotonic()
-        if now - self.used_at > SILENCE:
-            self.doubted = True
-        self.used_at = now
-        return None if self.doubted else self.engine
-
     async def identify(self) -> Engine:
         """Which engine this is: as told by the settings, else asked. Raises `UpstreamError` when it is down.
 
         It is asked again after it could not be reached, broke off an answer, or was silent for a while.
         """
-        if (known := self.known()) is not None:
-            return known
+        now = time.monotonic()
+        if now - self.used_at > SILENCE:
+            self.doubted = True
+        self.used_at = now
+        if self.engine is not None and not self.doubted:
+            return self.engine
         async with self._detecting:
             if self.engine is None or self.doubted:
                 name, version, unsure = self.engine_name, None, False

@@ -70,7 +70,7 @@ class Sending:
                 raise UpstreamUnreachable("the engine cannot be reached; is it up?")
             self.replica = replica
             try:
-                self.engine = replica.known() or await replica.identify()
+                self.engine = await replica.identify()
                 self.facts.sent_to(replica)
                 return await self._ask(replica, self.engine)
             except UpstreamUnreachable:
@@ -132,7 +132,7 @@ class Sending:
         if replica is None:
             return False
         try:
-            engine = replica.known() or await replica.identify()
+            engine = await replica.identify()
         except UpstreamError:
             return False  # sending finds another replica, or says what is wrong
         return self._asks(engine, self._wants(replica)).unstreamed
