@@ -12,8 +12,8 @@ from typing import Any, Final
 import orjson
 
 from capture.errors import RecordError
-from capture.ids import Ids as Ids
-from capture.ids import are_ids as are_ids
+from capture.token_ids import Ids as Ids
+from capture.token_ids import are_ids as are_ids
 
 SCHEMA_VERSION: Final = "benchflow.token_capture.v1"
 

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from capture.bridge import (
+from capture.engines.base import Engine, Question
+from capture.record import Ids
+from capture.token_in.bridge import (
     PROBES,
     Bridge,
     TurnEnd,
@@ -22,9 +24,7 @@ from capture.bridge import (
     reads_alike,
     with_other_text,
 )
-from capture.continues import Conversation, Parent
-from capture.engines.base import Engine, Question
-from capture.record import Ids
+from capture.token_in.parent import Conversation, Parent
 from proxy.replicas import Replica
 
 #: One bridge in so many is checked as a whole, and asks for all that it could know, after the first.

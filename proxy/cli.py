@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from capture.bridge import MODES_HELP
+from capture.token_in.bridge import MODES_HELP
 from proxy.descriptors import say_when_none_are_left
 from proxy.errors import ProxyError, SettingsError
 from proxy.logs import log_to_stderr

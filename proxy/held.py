@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from capture.continues import Conversation, Held, Reply, turn
 from capture.engines.base import Engine
 from capture.record import Ids, TokenCapture
+from capture.token_in.parent import Conversation, Held, Reply, turn
 from proxy.remembered import EACH, Memory, Whole
 
 #: Bytes of held calls a session; those that were used longest ago go first. A call of 100,000 prompt ids takes about

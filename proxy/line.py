@@ -11,10 +11,10 @@ from typing import Any
 
 import orjson
 
-from capture.codes import why
 from capture.engines.base import COMPLETIONS, Reader
+from capture.journal.redact import redact, redact_text, secrets_seen
 from capture.record import FIELDS, TokenCapture, Unavailable
-from capture.redact import redact, redact_text, secrets_seen
+from capture.unavailable import why
 from proxy.replicas import Replica
 from proxy.requests import Request
 from proxy.sessions import Session

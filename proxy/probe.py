@@ -8,10 +8,10 @@ from typing import Any
 
 import orjson
 
-from capture.bridge import REASONS
 from capture.engines.base import Wants
 from capture.record import TokenCapture
 from capture.sse import Decoder
+from capture.token_in.bridge import REASONS
 from proxy.errors import UpstreamError
 from proxy.replicas import Replica, Replicas
 from proxy.settings import Settings

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from capture.errors import JournalError
-from capture.ids import Ids
-from capture.journal import JournalWriter
-from capture.purpose import Purposes
+from capture.journal.journal import JournalWriter
 from capture.record import TokenCapture
+from capture.sequences.purpose import Purposes
+from capture.token_ids import Ids
 from proxy.errors import Refusal
 from proxy.held import HeldCalls
 from proxy.kept import Kept

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from capture.errors import JournalError
-from capture.journal import JournalWriter
-from capture.layout import JOURNAL
+from capture.journal.journal import JournalWriter
+from capture.journal.layout import JOURNAL
 from proxy.errors import Refusal, SessionError
 from proxy.keys import KEY, digest, from_a_page, keys
 from proxy.remembered import Whole

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from capture.bridge import MODES
+from capture.token_in.bridge import MODES
 from proxy.errors import SettingsError
 from proxy.upstream import Timeouts
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import orjson
 
-from capture.bridge import NOTHING_TO_BRIDGE, REASONS
-from capture.continues import Conversation, Parent, parent
+from capture.engines.answer.reader import Reader
 from capture.engines.base import CHAT, Engine
-from capture.engines.reader import Reader
 from capture.record import Ids, TokenCapture
+from capture.token_in.bridge import NOTHING_TO_BRIDGE, REASONS
+from capture.token_in.parent import Conversation, Parent, parent
 from proxy.bridging import Bridging, NoBridge, Template
 from proxy.errors import NotBridged, UpstreamError
 from proxy.held import HeldCalls, held_call

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from capture.bridge import MODES, MODES_HELP
+from capture.token_in.bridge import MODES, MODES_HELP
 from proxy import misspelt_sampling
 from sandbox import images, reaper
 from sandbox.agents import find_agent

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from capture.journal import Call, JournalReader
-from capture.layout import JOURNAL
+from capture.journal.journal import Call, JournalReader
+from capture.journal.layout import JOURNAL
 from capture.record import Completion
 from proxy import ProxyThread, Settings
 from sandbox.demo_loop import loop_demo

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from capture.layout import JobDir, trial_name
+from capture.journal.layout import JobDir, trial_name
 from proxy import ProxyError, ProxyThread, Settings
 from sandbox.errors import INFRASTRUCTURE, JobError, SandboxError, Stopped, TaskError
 from sandbox.house import DockerHouse, House

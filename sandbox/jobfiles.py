@@ -15,9 +15,9 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from capture.errors import CaptureError
-from capture.journal import read_json, write_json, write_jsonl
-from capture.layout import JobDir
-from capture.trainer_files import reward_of
+from capture.journal.journal import read_json, write_json, write_jsonl
+from capture.journal.layout import JobDir
+from capture.journal.trainer_files import reward_of
 from sandbox.errors import INFRASTRUCTURE, JobError, SandboxError, Stopped
 from sandbox.reaper import start_ticks
 from sandbox.results import outcome

@@ -6,9 +6,9 @@ import datetime
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from capture import trainer_files
-from capture.journal import write_json, write_jsonl
-from capture.layout import RolloutDir
+from capture.journal import trainer_files
+from capture.journal.journal import write_json, write_jsonl
+from capture.journal.layout import RolloutDir
 from sandbox.house import network_mode
 
 if TYPE_CHECKING:

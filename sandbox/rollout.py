@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from capture.errors import CaptureError
-from capture.journal import JournalReader, write_atomic, write_json
-from capture.layout import RolloutDir
+from capture.journal.journal import JournalReader, write_atomic, write_json
+from capture.journal.layout import RolloutDir
 from proxy import OpenSession, ProxyError, ProxyThread
 from sandbox import hardening
 from sandbox.agents import Agent, Model, Scene

@@ -12,9 +12,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from capture.bridge import reads_alike
 from capture.engines import engine
 from capture.record import Completion, Ids, TokenCapture
+from capture.token_in.bridge import reads_alike
 from proxy.token_in import Plan, TokenIn
 from tests.chat_templates import ChatTemplate, RenderingDouble, decode, encode
 

@@ -17,8 +17,8 @@ import docker
 import pytest
 from openai import AuthenticationError, DefaultHttpxClient, OpenAI
 
-from capture.journal import JournalReader
-from capture.layout import JOURNAL
+from capture.journal.journal import JournalReader
+from capture.journal.layout import JOURNAL
 
 ROOT = Path(__file__).parents[1]
 PROXY_IMAGE = "benchflow-sidecar:test"

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from capture.sequences import TokenSequence
+from capture.sequences.sequences import TokenSequence
 from train.coverage import sampling_told
 from train.errors import BadInput
 from train.rollouts import Warn, find_rollouts

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
-from capture.journal import Call
-from capture.sequences import TRAINABLE_KINDS
+from capture.journal.journal import Call
+from capture.sequences.sequences import TRAINABLE_KINDS
 from train.chat import Message, NotChat, answer_of, chat_of, fingerprint, plain, replies_of
 from train.reasons import Tally
 from train.rollouts import Rollout

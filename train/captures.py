@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from capture.errors import CaptureError
-from capture.journal import Call, JournalReader
-from capture.layout import RolloutDir
+from capture.journal.journal import Call, JournalReader
+from capture.journal.layout import RolloutDir
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import orjson
 
-from capture.break_text import strip_reasoning
-from capture.journal import Call
+from capture.breaks.message_compare import strip_reasoning
+from capture.journal.journal import Call
 
 Message = dict[str, Any]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from capture.errors import CaptureError
-from capture.journal import write_json
-from capture.layout import EVALUATION, LOCK, SUMMARY, RolloutDir
+from capture.journal.journal import write_json
+from capture.journal.layout import EVALUATION, LOCK, SUMMARY, RolloutDir
 from train.errors import BadInput, NoSuchPath, NothingWritten
 from train.examples import ROW_MODES, Wanted, exchanges, token_examples
 from train.formats import Format, LeftOut, Origin, Row, find_format

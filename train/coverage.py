@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from capture.breaks import Break, Decoder
-from capture.bridge import NOTHING_TO_BRIDGE
+from capture.breaks.breaks import Break, Decoder
 from capture.errors import JournalError
-from capture.journal import JournalReader
-from capture.sequences import TRAINABLE_KINDS, TokenSequence
+from capture.journal.journal import JournalReader
+from capture.sequences.sequences import TRAINABLE_KINDS, TokenSequence
+from capture.token_in.bridge import NOTHING_TO_BRIDGE
 from train.evidence import saved
 from train.heard import CAPTURE_OFF, NOT_MERGED
 from train.jobs import job_state

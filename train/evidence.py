@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from capture.breaks import Break, Decoder, Told
-from capture.diagnosis import diagnose
-from capture.journal import Call, JournalReader
-from capture.lineage import predecessor
+from capture.breaks.breaks import Break, Decoder, Told
+from capture.breaks.diagnosis import diagnose
+from capture.breaks.lineage import predecessor
+from capture.journal.journal import Call, JournalReader
 from capture.record import Ids
-from capture.threads import Placement
+from capture.sequences.threads import Placement
 from train.chat import NotChat, answer_of, chat_of
 
 if TYPE_CHECKING:

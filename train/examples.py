@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from capture.journal import Call
-from capture.redact import redact_text, secrets_seen
-from capture.sequences import TRAINABLE_KINDS, Span, TokenSequence
+from capture.journal.journal import Call
+from capture.journal.redact import redact_text, secrets_seen
+from capture.sequences.sequences import TRAINABLE_KINDS, Span, TokenSequence
 from train.branches import Followed, branch_lines, last_line, usable
 from train.chat import Growing, NotChat, answer_of, chat_of, plain
 from train.formats import Exchange, Format, Origin, Tokens

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from capture.layout import RESULT, SUMMARY, TRIAL_PREFIX, JobDir
+from capture.journal.layout import RESULT, SUMMARY, TRIAL_PREFIX, JobDir
 from train.jobs import JobState, job_state, together
 from train.rollouts import DEPTH, JOB_PARTS, Warn, is_rollout, read_result
 

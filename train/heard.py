@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from capture.breaks import Break
-from capture.call import TokenIn
+from capture.breaks.breaks import Break
+from capture.journal.call import TokenIn
 from capture.record import TokenCapture
-from capture.sequences import SIDE_KINDS, TRAINABLE_KINDS, TokenSequence
-from capture.threads import Placement
+from capture.sequences.sequences import SIDE_KINDS, TRAINABLE_KINDS, TokenSequence
+from capture.sequences.threads import Placement
 from train.rollouts import Rollout
 
 CAPTURE_OFF = (

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from capture.layout import JobDir
+from capture.journal.layout import JobDir
 from train.rollouts import Rollout, read_result
 
 Kind = Literal["running", "finished", "stopped", "waiting"]

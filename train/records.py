@@ -8,7 +8,7 @@ from typing import Any, Final, NotRequired, Protocol, TypedDict
 import orjson
 
 from capture.record import Ids
-from capture.sequences import TokenSequence
+from capture.sequences.sequences import TokenSequence
 from train.groups import AdvantageKind, group_id
 from train.rollouts import Rollout
 

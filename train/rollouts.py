@@ -12,8 +12,8 @@ from typing import Any
 
 import orjson
 
-from capture.journal import Call, JournalReader
-from capture.layout import EVALUATION, LOCK, RESULT, SOLVER, RolloutDir
+from capture.journal.journal import Call, JournalReader
+from capture.journal.layout import EVALUATION, LOCK, RESULT, SOLVER, RolloutDir
 from train.errors import BadInput, NoSuchPath
 
 Warn = Callable[[str], None]

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from capture.journal import read_jsonl
-from capture.layout import JOURNAL
-from capture.trainer_files import reward_of_row
+from capture.journal.journal import read_jsonl
+from capture.journal.layout import JOURNAL
+from capture.journal.trainer_files import reward_of_row
 from train.chat import NotChat, plain
 from train.errors import BadInput
 from train.examples import redacted

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import orjson
 
-from capture.journal import Call
+from capture.journal.journal import Call
 
 #: Parameters and the values at which they change nothing. None of them may be unknown for sampling to be plain.
 _MUST_BE_KNOWN: Final[dict[str, tuple[float, ...]]] = {

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from capture.journal import write_atomic, write_json
+from capture.journal.journal import write_atomic, write_json
 from train.convert import Converted, Options, convert
 from train.errors import BadInput, NoSuchPath, TrainError
 from train.toml import dumps, put

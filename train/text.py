@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from capture.breaks import Decoder
+from capture.breaks.breaks import Decoder
 from train.errors import BadInput
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from capture.breaks import Break, Decoder
-from capture.call import TokenIn
+from capture.breaks.breaks import Break, Decoder
 from capture.errors import RecordError
-from capture.journal import Call, JournalReader
+from capture.journal.call import TokenIn
+from capture.journal.journal import Call, JournalReader
 from capture.record import Ids
-from capture.sequences import TRAINABLE_KINDS, Span, TokenSequence, Turn, merge
-from capture.threads import Placement, Threads
+from capture.sequences.sequences import TRAINABLE_KINDS, Span, TokenSequence, Turn, merge
+from capture.sequences.threads import Placement, Threads
 from train.evidence import find_breaks, retried
 from train.heard import Heard, summarize
 from train.rollouts import Rollout

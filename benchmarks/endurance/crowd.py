@@ -13,8 +13,8 @@ from benchmarks.endurance.client import Agent, Heard
 from benchmarks.endurance.engine import Engine
 from benchmarks.endurance.ledger import Books
 from benchmarks.endurance.server import ProxyProcess
-from capture.call import Call as Line
-from capture.journal import JournalReader
+from capture.journal.call import Call as Line
+from capture.journal.journal import JournalReader
 
 AGENTS = 24
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from benchmarks.endurance.calls import DIALECTS, KINDS, Call, logprob, named, prompt_ids, sampled_ids
 from benchmarks.endurance.client import Heard
 from benchmarks.endurance.engine import Served
-from capture.call import Call as Line
-from capture.journal import JournalReader
+from capture.journal.call import Call as Line
+from capture.journal.journal import JournalReader
 
 
 @dataclass

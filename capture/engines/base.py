@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 import orjson
 
-from capture.codes import why
-from capture.engines.hide import Hide
-from capture.engines.reader import CHAT, COMPLETIONS, Reader
+from capture.engines.answer.reader import CHAT, COMPLETIONS, Reader
+from capture.engines.answer.strip import Hide
 from capture.record import FIELDS, Ids, Unavailable
+from capture.unavailable import why
 
 __all__ = ["CHAT", "COMPLETIONS", "WIRES", "Ask", "Engine", "Hide", "Question", "Reader", "Wants"]
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, ClassVar, Final
 
-from capture.codes import why
+from capture.engines.answer.choices import Choice
 from capture.engines.base import CHAT, Ask, Engine, Hide, Question, Reader, Wants
-from capture.engines.sampled import Choice
 from capture.engines.vllm import chat_logprobs
 from capture.record import Ids
+from capture.unavailable import why
 
 
 class LlamaCpp(Engine):

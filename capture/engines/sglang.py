@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Final
 
-from capture.codes import why
 from capture.engines.base import CHAT, Ask, Engine, Hide, Question, Reader, Wants, how_it_ended
 from capture.engines.vllm import chat_logprobs, completion_logprobs, count_usage, ids, unstream
 from capture.record import FIELDS, Ids
+from capture.unavailable import why
 
 
 class SGLang(Engine):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Final
 
-from capture.codes import why
 from capture.engines.base import CHAT, Ask, Engine, Question, Reader, Wants, flag, how_it_ended
 from capture.record import FIELDS, Ids
+from capture.unavailable import why
 
 
 class VLLM(Engine):

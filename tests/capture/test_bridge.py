@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from capture.bridge import Bridge, beginning, bridge, closing_of, reads_alike, with_other_text
-from capture.continues import Conversation, Held, Parent, Reply
 from capture.record import Ids
+from capture.token_in.bridge import Bridge, beginning, bridge, closing_of, reads_alike, with_other_text
+from capture.token_in.parent import Conversation, Held, Parent, Reply
 
 SYSTEM, START, STOP, NEWLINE, USER, ASSISTANT = 100, 101, 102, 10, 1, 2
 ASKED = [START, USER, NEWLINE, 50, STOP, NEWLINE, START, ASSISTANT, NEWLINE]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from capture.continues import Conversation, Held, Parent, Reply, arguments, parent, turn
 from capture.record import Ids
+from capture.token_in.parent import Conversation, Held, Parent, Reply, arguments, parent, turn
 
 SYSTEM = {"role": "system", "content": "You are terse."}
 USER = {"role": "user", "content": "List the files."}

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from capture.codes import CODES, why
 from capture.engines import NAMES, detect, engine, sampling_defaults
 from capture.engines.base import CHAT, COMPLETIONS, Reader, Wants
 from capture.errors import CaptureError
 from capture.record import FIELDS, REASONS, TokenCapture
+from capture.unavailable import CODES, why
 
 PROMPT = [1, 2, 3]
 

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capture.call import CUT_ABOVE, Call, Known
 from capture.errors import FileFormatError, JournalClosed, JournalError, RecordError
-from capture.journal import JournalReader, JournalWriter, read_json, read_jsonl, write_json
+from capture.journal.call import CUT_ABOVE, Call, Known
+from capture.journal.journal import JournalReader, JournalWriter, read_json, read_jsonl, write_json
 from capture.record import Ids
 from capture.schemas import examples
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from capture.breaks import Told
-from capture.lineage import predecessor
+from capture.breaks.breaks import Told
+from capture.breaks.lineage import predecessor
 from capture.record import Ids
 
 Message = dict[str, Any]

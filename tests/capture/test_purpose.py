@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from capture.purpose import PURPOSES, Purposes, purpose
+from capture.sequences.purpose import PURPOSES, Purposes, purpose
 
 
 def call(system: str, opening: str, *tools: str, **more: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capture.redact import _KINDS, _SHORTEST, REDACTED, _Kind, redact, redact_text, redact_url, secrets_seen
+from capture.journal.redact import _KINDS, _SHORTEST, REDACTED, _Kind, redact, redact_text, redact_url, secrets_seen
 
 #: One made-up secret of each kind, put together here so that no scanner takes this file for a leak.
 SECRETS = {

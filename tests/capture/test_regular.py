@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capture.engines import engine
-from capture.engines import reader as readers
+from capture.engines.answer import reader as readers
+from capture.engines.answer.choices import Sampled
+from capture.engines.answer.fast_chunk import opening, parts
 from capture.engines.base import CHAT, Reader, Wants
-from capture.engines.regular import opening, parts
-from capture.engines.sampled import Sampled
 from capture.sse import Decoder
 
 VLLM = Path(__file__).parent / "transcripts/vllm"

@@ -8,8 +8,8 @@ import orjson
 import pytest
 
 from capture.record import Completion, Ids
-from capture.sequences import TokenSequence, Turn, merge
-from capture.threads import Threads
+from capture.sequences.sequences import TokenSequence, Turn, merge
+from capture.sequences.threads import Threads
 
 Call = tuple[list[int], list[list[int]]]
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capture.record import Ids
-from capture.threads import Placement, Threads, extends
+from capture.sequences.threads import Placement, Threads, extends
 
 
 def place(*calls: tuple[list[int], list[list[int]]]) -> list[Placement]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from capture.journal import read_jsonl
-from capture.trainer_files import metrics, results_row, reward_of_row, verifiers_row, write_verifiers
+from capture.journal.journal import read_jsonl
+from capture.journal.trainer_files import metrics, results_row, reward_of_row, verifiers_row, write_verifiers
 
 EVENTS: list[dict[str, Any]] = [
     {"type": "user_message", "text": "Write 42."},

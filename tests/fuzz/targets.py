@@ -24,9 +24,9 @@ from capture.assemble import Assembler, stream_of, without_ids
 from capture.engines import NAMES, engine
 from capture.engines.base import CHAT, COMPLETIONS, Reader, Wants
 from capture.errors import CaptureError
-from capture.journal import JournalReader
+from capture.journal.journal import JournalReader
+from capture.journal.redact import redact
 from capture.record import TokenCapture
-from capture.redact import redact
 from capture.schemas import examples
 from capture.sse import Decoder, Event
 from proxy.dialects.base import Dialect

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from capture.journal import JournalReader
+from capture.journal.journal import JournalReader
 from tests.live.conftest import LiveEngine
 from tests.live.test_same_answer import CHAT, pair
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import anthropic
 import pytest
 
-from capture.journal import JournalReader
+from capture.journal.journal import JournalReader
 from proxy import Settings, serve
 from tests.live.conftest import LiveEngine
 from tests.proxy.messages_cases import CASES

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from capture.journal import JournalReader
+from capture.journal.journal import JournalReader
 from sandbox.agents import find_agent
 from sandbox.engine import EmbeddedEngine
 from sandbox.provider import Provider

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from capture.journal import Call, JournalReader
+from capture.journal.journal import Call, JournalReader
 from proxy import Settings, serve
 from tests.live.conftest import LiveEngine
 

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from capture.layout import JOURNAL
+from capture.journal.layout import JOURNAL
 from proxy import ProxyThread, Settings
 from sandbox.demo import TOOL_MESSAGES, WRITE_TOOL
 from sandbox.engine import TEMPLATE

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from capture.journal import Call, JournalReader
+from capture.journal.journal import Call, JournalReader
 from proxy import Proxy, Settings, serve
 
 

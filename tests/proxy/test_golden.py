@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from capture.journal import Call
+from capture.journal.journal import Call
 from capture.schemas import examples, load, names, validator
 from tests.proxy.conftest import Bench, Started
 from tests.proxy.fake_engine import Answer, FakeEngine, Seen, replays, streams, transcript

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import tracemalloc
 
-from capture.continues import Conversation
 from capture.engines import engine
 from capture.record import Completion, Ids, TokenCapture
+from capture.token_in.parent import Conversation
 from proxy.held import HeldCalls, held_call
 from proxy.kept import Kept
 

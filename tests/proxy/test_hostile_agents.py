@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from capture.journal import JournalReader
+from capture.journal.journal import JournalReader
 from proxy import Settings, serve
 from proxy.upstream_pool import HttpClient
 from tests.proxy.conftest import Bench, Started

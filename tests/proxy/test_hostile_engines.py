@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from capture.journal import Call
+from capture.journal.journal import Call
 from proxy import upstream, upstream_pool
 from tests.proxy.conftest import Bench, Started
 from tests.proxy.fake_engine import (

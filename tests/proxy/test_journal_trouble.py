@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from capture.journal import JournalReader
+from capture.journal.journal import JournalReader
 from proxy import Settings, SettingsError, serve
 from proxy.errors import SessionError
 from proxy.session import INLINE_LINE

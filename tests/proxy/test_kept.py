@@ -6,8 +6,8 @@ import gc
 import tracemalloc
 from pathlib import Path
 
-from capture.continues import Conversation, Held, Reply
-from capture.ids import Ids
+from capture.token_ids import Ids
+from capture.token_in.parent import Conversation, Held, Reply
 from proxy.held import HeldCalls
 from proxy.kept import Kept
 from proxy.remembered import EACH, Memory, Whole

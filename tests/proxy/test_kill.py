@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from capture.journal import JournalReader
+from capture.journal.journal import JournalReader
 from tests.proxy.fake_engine import FakeEngine, replays
 
 STREAMS = 32

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capture.assemble import Assembler, stream_of
-from capture.purpose import purpose
+from capture.sequences.purpose import purpose
 from proxy.dialects.messages import Messages
 from proxy.dialects.messages_reply import input_of
 from proxy.errors import Refusal

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from capture.errors import JournalError
-from capture.journal import JournalReader, JournalWriter
+from capture.journal.journal import JournalReader, JournalWriter
 from proxy import Settings, SettingsError, serve
 from proxy.errors import Refusal
 from tests.proxy.conftest import Bench, Started

@@ -555,7 +555,7 @@ async def test_a_full_disk_costs_the_record_not_the_call(started: Started) -> No
 async def test_a_fault_of_ours_in_reading_an_answer_costs_the_record_not_the_call(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from capture.engines.sampled import Sampled
+    from capture.engines.answer.choices import Sampled
 
     def broken(self: Sampled, *_: object) -> None:
         raise ZeroDivisionError("a bug")

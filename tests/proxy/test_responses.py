@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from capture.journal import Call
+from capture.journal.journal import Call
 from capture.schemas import validator
 from sandbox.engine import EmbeddedEngine
 from tests.proxy.conftest import Bench, Started

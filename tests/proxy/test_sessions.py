@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from capture.journal import JournalReader
+from capture.journal.journal import JournalReader
 from proxy import ProxyThread, Settings, SettingsError, serve
 from proxy.app import _SESSION_FIELDS
 from tests.proxy.conftest import Started

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from capture.journal import JournalReader
+from capture.journal.journal import JournalReader
 from tests.proxy.fake_engine import Answer, FakeEngine, Seen, replays, streams, transcript
 from tests.proxy.test_kill import start_proxy
 

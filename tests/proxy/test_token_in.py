@@ -11,8 +11,8 @@ import pytest
 
 import proxy.bridging
 import proxy.held
-from capture.sequences import Turn, merge
-from capture.threads import Threads
+from capture.sequences.sequences import Turn, merge
+from capture.sequences.threads import Threads
 from proxy.errors import SettingsError
 from tests.chat_templates import encode
 from tests.conversations import TOOLS
@@ -341,7 +341,7 @@ async def test_a_prompt_that_would_read_otherwise_is_not_sent(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fault anywhere in the bridge is caught by reading the whole prompt beside the rendering."""
-    from capture import bridge as rules
+    from capture.token_in import bridge as rules
 
     real = rules.bridge
 

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from capture.journal import JournalReader
+from capture.journal.journal import JournalReader
 from proxy.directory import Directory, Opened
 from proxy.front import Front
 from proxy.front_admin import added_up

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from capture.call import Call
-from capture.journal import JournalReader
+from capture.journal.call import Call
+from capture.journal.journal import JournalReader
 from sandbox.agents import find_agent
 from sandbox.provider import Provider
 from sandbox.task import load_task

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from capture.journal import JournalReader
+from capture.journal.journal import JournalReader
 from sandbox.engine import EmbeddedEngine
 from sandbox.provider import Provider
 from tests.sandbox.support import ShellAgent, attempt, make_task

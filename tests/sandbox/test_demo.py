@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from capture.journal import Call, JournalReader
-from capture.layout import JOURNAL
+from capture.journal.journal import Call, JournalReader
+from capture.journal.layout import JOURNAL
 from proxy import ProxyThread, Settings
 from sandbox.demo import KINDS, calls_demo, detokenizer, token_page
 from sandbox.engine import EmbeddedEngine

@@ -19,7 +19,7 @@ from typing import Any
 import docker
 import pytest
 
-from capture.layout import JobDir
+from capture.journal.layout import JobDir
 from sandbox import reaper
 from sandbox.agents.nop import Nop
 from sandbox.cli import read_sampling

@@ -9,7 +9,7 @@ from pathlib import Path
 import docker
 import pytest
 
-from capture.journal import JournalReader
+from capture.journal.journal import JournalReader
 from sandbox import reaper
 from sandbox.engine import EmbeddedEngine
 from sandbox.job import Options, run_job

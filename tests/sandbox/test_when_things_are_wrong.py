@@ -13,7 +13,7 @@ from typing import Any
 import docker
 import pytest
 
-from capture.journal import JournalReader
+from capture.journal.journal import JournalReader
 from sandbox.agents import find_agent
 from sandbox.agents.mini import Mini
 from sandbox.agents.nop import Nop

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from capture.breaks import Told
+from capture.breaks.breaks import Told
 from capture.record import Ids
 from tests.train.smollm import encode, smollm
 

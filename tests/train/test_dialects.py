@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from capture.journal import JournalReader
+from capture.journal.journal import JournalReader
 from proxy import Settings, serve
 from tests.proxy.fake_engine import FakeEngine, answers
 from train.chat import chat_of, replies_of

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from capture.breaks import CAUSES, Break
-from capture.diagnosis import diagnose
+from capture.breaks.breaks import CAUSES, Break
+from capture.breaks.diagnosis import diagnose
 from tests.train.labelled_breaks import Case, cases
 from tests.train.smollm import smollm
 from train.text import decoder_of

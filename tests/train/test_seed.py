@@ -17,8 +17,8 @@ from typing import Any
 import openai
 import pytest
 
-from capture.journal import Call, JournalReader
-from capture.layout import JOURNAL
+from capture.journal.journal import Call, JournalReader
+from capture.journal.layout import JOURNAL
 from proxy import ProxyThread, Settings
 from sandbox.demo import TOOL_MESSAGES, WRITE_TOOL
 from sandbox.engine import EmbeddedEngine

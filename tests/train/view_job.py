@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from capture.layout import JOURNAL
+from capture.journal.layout import JOURNAL
 from proxy import ProxyThread, Settings
 from sandbox.agents import find_agent
 from sandbox.demo import WRITE_TOOL, official_client

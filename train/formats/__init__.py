@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import orjson
 
-from capture.sequences import TokenSequence
+from capture.sequences.sequences import TokenSequence
 from train.chat import Message
 from train.errors import BadInput
 

@@ -6,9 +6,9 @@ import difflib
 from collections.abc import Sequence
 from typing import Any
 
-from capture.breaks import Break
-from capture.journal import Call, JournalReader
-from capture.layout import RolloutDir
+from capture.breaks.breaks import Break
+from capture.journal.journal import Call, JournalReader
+from capture.journal.layout import RolloutDir
 from train.chat import Chat, NotChat, chat_of
 from train.coverage import sampling_told
 from train.errors import BadInput

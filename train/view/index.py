@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from capture.errors import CaptureError
-from capture.sequences import TRAINABLE_KINDS
+from capture.sequences.sequences import TRAINABLE_KINDS
 from train.errors import TrainError
 from train.groups import MemberLog
 from train.jobs import JobState, job_state, together

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from capture.breaks import Decoder
-from capture.journal import Call
+from capture.breaks.breaks import Decoder
+from capture.journal.journal import Call
 from train.chat import replies_of
 from train.heard import Heard
 from train.rollouts import Rollout

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from capture.record import Completion
-from capture.sequences import TokenSequence
+from capture.sequences.sequences import TokenSequence
 from train.errors import BadInput
 from train.view.reading import Reading
 from train.view.shown import SYMBOL, Part, shown, widths

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from capture.break_text import (
+from capture.breaks.breaks import Break, Decoder, Told
+from capture.breaks.message_compare import (
     calls_of,
     first_change,
     has_image,
@@ -24,7 +25,6 @@ from capture.break_text import (
     text_of,
     thinks,
 )
-from capture.breaks import Break, Decoder, Told
 
 #: Codes of an incomplete capture that mean: ids were sampled and did not come.
 _DROPPED: Final = frozenset({

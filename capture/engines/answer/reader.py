@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from capture.assemble import Assembler, without_ids
-from capture.engines.missing import of_cut_short, of_failed, of_finished
-from capture.engines.regular import MUTED, Parts, opening, parts
-from capture.engines.sampled import Sampled, prompts_cut
+from capture.engines.answer.choices import Sampled, prompts_cut
+from capture.engines.answer.completeness import of_cut_short, of_failed, of_finished
+from capture.engines.answer.fast_chunk import MUTED, Parts, opening, parts
 from capture.record import Completion, Ids, TokenCapture
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from typing import Any
 
 import orjson
 
-from capture.call import Call as Call
-from capture.call import Known
 from capture.errors import FileFormatError, JournalClosed, JournalError
+from capture.journal.call import Call as Call
+from capture.journal.call import Known
 
 #: The number of a call in a line's metadata, as it is written there; an agent's own JSON may hold a "call" too.
 _CALL = re.compile(rb'"call":(\d{1,9}),"request_id":"req-')

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from capture.codes import why
 from capture.record import FIELDS, Completion, Unavailable
+from capture.unavailable import why
 
 if TYPE_CHECKING:
-    from capture.engines.reader import Reader
+    from capture.engines.answer.reader import Reader
 
 
 def of_failed(status: int, failure: str | None = None) -> dict[str, Unavailable]:

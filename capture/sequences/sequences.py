@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import orjson
 
 from capture.record import Completion, Ids
-from capture.threads import Placement
+from capture.sequences.threads import Placement
 
 #: Kinds of calls that serve the agent but are not its own work: they never break its sequence.
 SIDE_KINDS = frozenset({"helper", "title", "summary", "compaction"})

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
-from capture.break_text import head, mark, says
+from capture.breaks.message_compare import head, mark, says
 from capture.record import Ids
 
 #: cause -> (name for people, what to change)

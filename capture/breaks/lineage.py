@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from capture.break_text import head, mark, text_of
-from capture.breaks import Told
+from capture.breaks.breaks import Told
+from capture.breaks.message_compare import head, mark, text_of
 
 #: A summary shorter than this (characters) proves nothing when its text turns up again.
 _SUMMARY: int = 40

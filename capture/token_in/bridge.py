@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import orjson
 
-from capture.continues import Parent, plain, without_reasoning
 from capture.record import Ids
+from capture.token_in.parent import Parent, plain, without_reasoning
 
 MODES: Final = ("off", "auto", "require")
 #: What `--token-in` says of itself, wherever it is an option.

@@ -1,0 +1,1 @@
+"""The append-only journal of calls, its files and their layout in a job folder, and what is redacted."""
