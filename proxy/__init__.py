@@ -1,7 +1,7 @@
 """The sidecar: HTTP in, HTTP out, one journal line a call. `serve` and `ProxyThread` are its public door."""
 
+from proxy.calls.request_body import misspelt_sampling
 from proxy.errors import ProxyError, SessionError, SettingsError
-from proxy.requests import misspelt_sampling
 from proxy.server import OpenSession, Proxy, ProxyThread, serve
 from proxy.settings import Settings
 

@@ -14,13 +14,13 @@ from typing import Annotated
 import typer
 
 from capture.token_in.bridge import MODES_HELP
-from proxy.descriptors import say_when_none_are_left
+from proxy.calls.request_body import misspelt_sampling
 from proxy.errors import ProxyError, SettingsError
-from proxy.logs import log_to_stderr
-from proxy.memory import give_back, keep_tidy
-from proxy.requests import misspelt_sampling
+from proxy.runtime.fd_limits import say_when_none_are_left
+from proxy.runtime.logs import log_to_stderr
+from proxy.runtime.memory import give_back, keep_tidy
 from proxy.server import quiet_garbage, run, serve
-from proxy.sessions import say_stopped
+from proxy.sessions.registry import say_stopped
 from proxy.settings import Settings
 
 log = logging.getLogger("proxy")
@@ -165,7 +165,9 @@ def proxy(
         )
         give_back()
         if settings.workers > 1:
-            from proxy.front import start  # it asks its workers over httpx, which a proxy of one process has no use for
+            from proxy.workers.supervisor import (
+                start,  # it asks its workers over httpx, which a proxy of one process has no use for
+            )
 
             code = start(settings)
         else:

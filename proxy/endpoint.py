@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from proxy.agent import Agent, AgentLeft
+from proxy.calls.reply_bytes import JSON_HEADERS
 from proxy.dialects.base import Dialect
 from proxy.errors import FAILED, Refusal, error_body
-from proxy.replies import JSON_HEADERS
-from proxy.sessions import Session, Sessions
+from proxy.http.client_request import Agent, AgentLeft
+from proxy.sessions.registry import Session, Sessions
 
 log = logging.getLogger("proxy")
 

@@ -18,15 +18,15 @@ from typing import Any, Self, TypeVar
 import uvicorn
 from starlette.types import ASGIApp
 
-from proxy.app import Admin, Door, Routes
-from proxy.descriptors import allow_many
+from proxy.admin.metrics import Metrics
 from proxy.errors import ProxyError, SettingsError
-from proxy.listener import Listener
-from proxy.metrics import Metrics
-from proxy.probe import probe_all
-from proxy.remembered import Whole
-from proxy.sessions import Sessions
+from proxy.http.listener import Listener
+from proxy.routes import Admin, Door, Routes
+from proxy.runtime.fd_limits import allow_many
+from proxy.runtime.lru import Whole
+from proxy.sessions.registry import Sessions
 from proxy.settings import Settings
+from proxy.upstream.probe import probe_all
 
 log = logging.getLogger("proxy")
 T = TypeVar("T")

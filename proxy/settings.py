@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from capture.token_in.bridge import MODES
 from proxy.errors import SettingsError
-from proxy.upstream import Timeouts
+from proxy.upstream.client import Timeouts
 
 ENGINES = ("auto", "vllm", "sglang", "llamacpp", "other")
 

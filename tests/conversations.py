@@ -15,7 +15,7 @@ from typing import Any
 from capture.engines import engine
 from capture.record import Completion, Ids, TokenCapture
 from capture.token_in.bridge import reads_alike
-from proxy.token_in import Plan, TokenIn
+from proxy.token_in.planner import Plan, TokenIn
 from tests.chat_templates import ChatTemplate, RenderingDouble, decode, encode
 
 WORDS = (

@@ -1,6 +1,6 @@
 """A dialect: an agent's request becomes a chat completions request, the engine's chat answer the dialect's own.
 
-Pure: no sockets, no files, no clock. The exchange (`proxy/translated.py`) sends, records and writes.
+Pure: no sockets, no files, no clock. The exchange (`proxy/calls/translated_exchange.py`) sends, records and writes.
 """
 
 from __future__ import annotations

@@ -29,16 +29,16 @@ from capture.journal.redact import redact
 from capture.record import TokenCapture
 from capture.schemas import examples
 from capture.sse import Decoder, Event
+from proxy.calls.journal_line import _dump
+from proxy.calls.request_body import parse
+from proxy.dialects.anthropic.dialect import Messages
 from proxy.dialects.base import Dialect
-from proxy.dialects.messages import Messages
-from proxy.dialects.responses import Responses
+from proxy.dialects.responses.dialect import Responses
 from proxy.errors import Refusal, UpstreamBroke, UpstreamTimeout
-from proxy.kept import Kept
-from proxy.line import _dump
-from proxy.requests import parse
-from proxy.upstream import Timeouts
-from proxy.upstream_connection import Connection
-from proxy.upstream_pool import HttpClient
+from proxy.sessions.answer_cache import Kept
+from proxy.upstream.client import Timeouts
+from proxy.upstream.connection import Connection
+from proxy.upstream.pool import HttpClient
 from tests.fuzz.strange import STREAMS, VALUES, WHOLE, bent, changed, cuts
 from tests.train.build import conversation, make_job
 from train import stream_rollouts

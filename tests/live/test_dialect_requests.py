@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from proxy.dialects.anthropic.dialect import Messages
 from proxy.dialects.base import Dialect
-from proxy.dialects.gemini import Gemini
-from proxy.dialects.messages import Messages
-from proxy.dialects.responses import Responses
+from proxy.dialects.gemini.dialect import Gemini
+from proxy.dialects.responses.dialect import Responses
 
 TRANSCRIPTS = Path(__file__).parents[1] / "proxy/transcripts"
 #: The dialects that agents speak; their requests are recorded in a folder of the agent's name.

@@ -17,8 +17,9 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy import OpenSession, Proxy, Settings, agent, serve
-from proxy import connection as connections
+from proxy import OpenSession, Proxy, Settings, serve
+from proxy.http import client_request
+from proxy.http import connection as connections
 from tests.proxy.conftest import Started
 from tests.proxy.fake_engine import FakeEngine, Seen, answers, replays, streams, transcript
 from tests.proxy.raw import connection, exchange, post, statuses, until_quiet
@@ -298,7 +299,7 @@ async def test_a_call_that_takes_long_is_not_late_whatever_trickles_in_behind_it
 
 
 async def test_a_body_that_trickles_is_408_and_no_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent, "BODY_SECONDS", 0.4)
+    monkeypatch.setattr(client_request, "BODY_SECONDS", 0.4)
     monkeypatch.setattr(connections, "LINGER", 0.2)
     async with house(tmp_path) as here, connection(here.proxy.port) as (reader, writer):
         writer.write(post(b"", here.key, "content-length: 1000"))

@@ -17,7 +17,7 @@ import typer
 from typer.testing import CliRunner
 
 import proxy.cli
-import proxy.front
+import proxy.workers.supervisor
 from proxy import Settings
 from tests.proxy.fake_engine import FakeEngine, replays
 
@@ -57,7 +57,7 @@ def settings_of(monkeypatch: pytest.MonkeyPatch) -> Any:
         return 0
 
     monkeypatch.setattr(proxy.cli, "_serve", serve)
-    monkeypatch.setattr(proxy.front, "start", start)
+    monkeypatch.setattr(proxy.workers.supervisor, "start", start)
     app = typer.Typer()
     proxy.cli.register(app)
 

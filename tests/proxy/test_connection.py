@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy import connection as connections
-from proxy.agent import Agent, AgentLeft
-from proxy.connection import Handler
-from proxy.listener import Listener
+from proxy.http import connection as connections
+from proxy.http.client_request import Agent, AgentLeft
+from proxy.http.connection import Handler
+from proxy.http.listener import Listener
 from tests.proxy.conftest import Started
 from tests.proxy.fake_engine import FakeEngine, Seen, replays
 from tests.proxy.raw import connection, exchange, post, statuses, until_quiet

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from capture.assemble import stream_of
 from proxy.dialects.base import Reply, Translated
-from proxy.dialects.gemini import Gemini
+from proxy.dialects.gemini.dialect import Gemini
 from proxy.errors import Refusal
 from tests.proxy.test_responses_round_trip import turns
 

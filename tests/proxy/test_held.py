@@ -8,8 +8,8 @@ import tracemalloc
 from capture.engines import engine
 from capture.record import Completion, Ids, TokenCapture
 from capture.token_in.parent import Conversation
-from proxy.held import HeldCalls, held_call
-from proxy.kept import Kept
+from proxy.sessions.answer_cache import Kept
+from proxy.token_in.call_history import HeldCalls, held_call
 
 LENGTH = 20_000
 

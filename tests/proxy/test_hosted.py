@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from proxy.errors import UpstreamBroke, UpstreamTimeout, UpstreamUnreachable
-from proxy.hosted import HostedClient
-from proxy.upstream import Timeouts
+from proxy.upstream.client import Timeouts
+from proxy.upstream.httpx_client import HostedClient
 from tests.proxy.conftest import Started
 from tests.proxy.fake_engine import SSE_HEAD, Cut, FakeEngine, Seen, answers, chunk, streams
 

@@ -13,7 +13,7 @@ import pytest
 
 from capture.journal.journal import JournalReader
 from proxy import Settings, serve
-from proxy.upstream_pool import HttpClient
+from proxy.upstream.pool import HttpClient
 from tests.proxy.conftest import Bench, Started
 from tests.proxy.fake_engine import FakeEngine, Seen, answers, chunk, replays, streams, transcript, whole
 from tests.proxy.raw import connection, exchange, post, statuses, until_quiet

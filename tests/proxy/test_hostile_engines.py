@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from capture.journal.journal import Call
-from proxy import upstream, upstream_pool
+from proxy.upstream import client, pool
 from tests.proxy.conftest import Bench, Started
 from tests.proxy.fake_engine import (
     SSE_HEAD,
@@ -168,7 +168,7 @@ async def test_a_broken_compressed_answer_is_502(started: Started, data: bytes) 
 async def test_a_compressed_bomb_is_given_up_before_it_fills_the_memory(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upstream, "LARGEST", 8 << 20)
+    monkeypatch.setattr(client, "LARGEST", 8 << 20)
     bomb = gzip.compress(b" " * (64 << 20))
     got, call = await asked(started, answers(200, bomb, content_encoding="gzip"), CHAT)
     assert got.status_code == 502 and "larger than 8 MiB" in got.text
@@ -423,7 +423,7 @@ async def test_a_call_on_a_kept_connection_that_was_read_is_not_made_again(start
 async def test_a_call_that_a_kept_connection_took_seconds_to_lose_is_not_made_again(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upstream_pool, "CLOSED_AT_ONCE", 0.1)
+    monkeypatch.setattr(pool, "CLOSED_AT_ONCE", 0.1)
 
     async def dies(seen: Seen) -> AsyncIterator[bytes]:
         await asyncio.sleep(0.3)
@@ -468,7 +468,7 @@ async def test_two_engines_of_hostile_answers_leave_no_connection(started: Start
 async def test_connections_of_a_burst_are_given_up_also_where_no_call_follows(
     started: Started, monkeypatch: pytest.MonkeyPatch, calls_go_on: bool
 ) -> None:
-    monkeypatch.setattr(upstream_pool, "IDLE_EXPIRY", 0.3)
+    monkeypatch.setattr(pool, "IDLE_EXPIRY", 0.3)
     arrived = 0
 
     async def together(seen: Seen) -> AsyncIterator[bytes]:
@@ -493,7 +493,7 @@ def open_connections(bench: Bench) -> int:
     session = bench.proxy.sessions.default
     assert session is not None and session.replica is not None
     client = session.replica.client
-    assert isinstance(client, upstream_pool.HttpClient)
+    assert isinstance(client, pool.HttpClient)
     return client.open_connections
 
 
@@ -534,7 +534,7 @@ async def test_an_engine_that_comes_back_as_another_is_recorded_as_what_it_is(
         if how == "unreachable":
             assert (await bench.client.post("/chat/completions", json=CHAT)).status_code == 502
         if how == "silent":
-            monkeypatch.setattr("proxy.replicas.SILENCE", 0.0)
+            monkeypatch.setattr("proxy.upstream.replicas.SILENCE", 0.0)
         second = FakeEngine(replays("sglang/chat-sglext-length-nostream"), engine="sglang")
         second.server = await asyncio.start_server(second._serve, "127.0.0.1", port, reuse_address=True)
         try:

@@ -18,7 +18,7 @@ import pytest
 from capture.journal.journal import JournalReader
 from proxy import Settings, SettingsError, serve
 from proxy.errors import SessionError
-from proxy.session import INLINE_LINE
+from proxy.sessions.session import INLINE_LINE
 from tests.proxy.conftest import Bench, Started
 from tests.proxy.fake_engine import FakeEngine, Seen, replays, streams, transcript, whole
 from tests.proxy.test_kill import start_proxy

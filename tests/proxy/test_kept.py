@@ -8,11 +8,11 @@ from pathlib import Path
 
 from capture.token_ids import Ids
 from capture.token_in.parent import Conversation, Held, Reply
-from proxy.held import HeldCalls
-from proxy.kept import Kept
-from proxy.remembered import EACH, Memory, Whole
-from proxy.replicas import Replicas
-from proxy.sessions import Sessions
+from proxy.runtime.lru import EACH, Memory, Whole
+from proxy.sessions.answer_cache import Kept
+from proxy.sessions.registry import Sessions
+from proxy.token_in.call_history import HeldCalls
+from proxy.upstream.replicas import Replicas
 
 
 def test_the_oldest_go_where_there_are_too_many() -> None:

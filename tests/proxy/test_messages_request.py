@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from capture.assemble import Assembler, stream_of
 from capture.sequences.purpose import purpose
-from proxy.dialects.messages import Messages
-from proxy.dialects.messages_reply import input_of
+from proxy.dialects.anthropic.dialect import Messages
+from proxy.dialects.anthropic.reply import input_of
 from proxy.errors import Refusal
 
 MESSAGES = Messages()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
 from capture.record import Completion, Ids, TokenCapture
-from proxy.metrics import Metrics
+from proxy.admin.metrics import Metrics
 
 
 @given(st.lists(st.floats(0, 400) | st.sampled_from([0.01, 0.025, 1.0, 300.0])))

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from proxy.probe import probe_all
-from proxy.replicas import Replicas
 from proxy.settings import Settings
+from proxy.upstream.probe import probe_all
+from proxy.upstream.replicas import Replicas
 from tests.proxy.fake_engine import FakeEngine, answers, replays
 
 STREAM = "vllm/chat-plain-length-stream"

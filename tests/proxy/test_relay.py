@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy import replicas
+from proxy.upstream import replicas
 from tests.proxy.conftest import Started
 from tests.proxy.fake_engine import FakeEngine, Seen, answers, replays, streams, transcript, whole
 

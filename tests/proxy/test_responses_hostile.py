@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.dialects.responses import Responses
-from proxy.dialects.responses_items import dumps
+from proxy.dialects.responses.dialect import Responses
+from proxy.dialects.responses.reply_items import dumps
 from proxy.errors import Refusal
 
 RESPONSES = Responses()

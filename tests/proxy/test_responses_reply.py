@@ -12,8 +12,8 @@ from openai.types.responses import Response, ResponseStreamEvent
 
 from capture.assemble import Assembler, stream_of
 from proxy.dialects.base import Reply
-from proxy.dialects.responses import Responses
-from proxy.dialects.responses_tools import FreeText, as_arguments, free_text
+from proxy.dialects.responses.dialect import Responses
+from proxy.dialects.responses.tools import FreeText, as_arguments, free_text
 from tests.proxy.fake_engine import transcript
 
 #: OpenAI's model of each kind of event.

@@ -11,7 +11,7 @@ from openai.types.chat.completion_create_params import CompletionCreateParams
 from pydantic import TypeAdapter
 
 from proxy.dialects.base import Translated
-from proxy.dialects.responses import Responses
+from proxy.dialects.responses.dialect import Responses
 from proxy.errors import Refusal
 
 CHAT: TypeAdapter[Any] = TypeAdapter(CompletionCreateParams)

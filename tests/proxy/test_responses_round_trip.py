@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capture.assemble import Assembler, stream_of
-from proxy.dialects.responses import Responses
+from proxy.dialects.responses.dialect import Responses
 
 RESPONSES = Responses()
 RUN = {"type": "function", "name": "run", "parameters": {"type": "object"}}

@@ -6,7 +6,7 @@ import gc
 import tracemalloc
 from typing import Any
 
-from proxy.retries import MOST, Retries
+from proxy.sessions.retry_tracker import MOST, Retries
 
 ONE: dict[str, Any] = {"input": [1]}
 TWO: dict[str, Any] = {"input": [1, 2, 3]}

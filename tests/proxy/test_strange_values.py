@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from proxy.dialects.anthropic.dialect import Messages
 from proxy.dialects.base import Dialect
-from proxy.dialects.gemini import Gemini
-from proxy.dialects.messages import Messages
-from proxy.dialects.responses import Responses
+from proxy.dialects.gemini.dialect import Gemini
+from proxy.dialects.responses.dialect import Responses
 from proxy.errors import Refusal
 from tests.proxy.test_messages_request import CHUNK, ODD, places
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-import proxy.bridging
-import proxy.held
+import proxy.token_in.call_history
+import proxy.token_in.render
 from capture.sequences.sequences import Turn, merge
 from capture.sequences.threads import Threads
 from proxy.errors import SettingsError
@@ -351,7 +351,7 @@ async def test_a_prompt_that_would_read_otherwise_is_not_sent(
             object.__setattr__(made, "prompt", rules.Ids.of(made.prompt.tolist()[:-1] + encode("word")))
         return made
 
-    monkeypatch.setattr(proxy.bridging, "bridge", faulty)
+    monkeypatch.setattr(proxy.token_in.render, "bridge", faulty)
     double = TemplateEngine("qwen2_5", [tool_call(n) for n in range(3)])
     async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
         client = Client(bench)
@@ -367,7 +367,7 @@ async def test_a_fault_of_the_proxys_own_costs_the_bridge_alone(
     def broken(*_: Any) -> Any:
         raise ZeroDivisionError("broken")
 
-    monkeypatch.setattr(proxy.bridging, "bridge", broken)
+    monkeypatch.setattr(proxy.token_in.render, "bridge", broken)
     double = TemplateEngine("qwen2_5", [tool_call(n) for n in range(2)])
     async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
         client = Client(bench)
@@ -380,7 +380,7 @@ async def test_a_fault_of_the_proxys_own_costs_the_bridge_alone(
 async def test_old_calls_make_room_and_are_not_mistaken_for_new_conversations(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proxy.held, "MEMORY", 1)
+    monkeypatch.setattr(proxy.token_in.call_history, "MEMORY", 1)
     double = TemplateEngine("qwen2_5", [tool_call(n) for n in range(2)])
     async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
         client = Client(bench)
@@ -418,7 +418,7 @@ async def test_a_session_may_ask_for_it_and_must_capture(started: Started, tmp_p
 
 async def test_most_calls_ask_for_one_rendering(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a template was seen to do once is not asked for again, but for one call in sixteen."""
-    monkeypatch.setattr(proxy.bridging, "AGAIN", 10**9)
+    monkeypatch.setattr(proxy.token_in.render, "AGAIN", 10**9)
     double = TemplateEngine("qwen2_5", [tool_call(n).partition("</think>\n\n")[2] for n in range(9)])
     async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
         client = Client(bench)
@@ -433,7 +433,7 @@ async def test_a_reply_that_writes_a_stop_tokens_name_is_bridged_all_the_same(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its text is a stop token to the template's tokenizer, and was plain letters when it was sampled."""
-    monkeypatch.setattr(proxy.bridging, "AGAIN", 10**9)
+    monkeypatch.setattr(proxy.token_in.render, "AGAIN", 10**9)
     letters = [one for letter in f"Turns end with {STOP} here." for one in encode(letter)] + encode(STOP)
     double = TemplateEngine("qwen2_5", ["One." + STOP, "Two." + STOP, letters, "Four." + STOP])
     async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from proxy.errors import UpstreamBroke
-from proxy.upstream import Timeouts
-from proxy.upstream_connection import Connection
+from proxy.upstream.client import Timeouts
+from proxy.upstream.connection import Connection
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n3\r\nxyz\r\n0\r\n"

@@ -17,13 +17,13 @@ import httpx
 import pytest
 
 from capture.journal.journal import JournalReader
-from proxy.directory import Directory, Opened
-from proxy.front import Front
-from proxy.front_admin import added_up
-from proxy.handover import whose
 from proxy.server import bind
 from proxy.settings import Settings
-from proxy.workers import Worker
+from proxy.workers.admin import added_up
+from proxy.workers.fd_channel import whose
+from proxy.workers.process import Worker
+from proxy.workers.session_index import Directory, Opened
+from proxy.workers.supervisor import Front
 from tests.proxy.fake_engine import FakeEngine, Seen, answers, replays, transcript, whole
 from tests.proxy.raw import connection, exchange, post, statuses, until_quiet
 

@@ -1,0 +1,1 @@
+"""The admin listener: sessions are opened and closed here, metrics are read here."""

@@ -1,0 +1,1 @@
+"""One call: authorize, prepare, send, stream back, capture, write the journal line."""

@@ -1,0 +1,245 @@
+"""What is known of a call when it is over, and the journal line that says it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+import orjson
+
+from capture.engines.base import COMPLETIONS, Reader
+from capture.journal.redact import redact, redact_text, secrets_seen
+from capture.record import FIELDS, TokenCapture, Unavailable
+from capture.unavailable import why
+from proxy.calls.request_body import Request
+from proxy.sessions.registry import Session
+from proxy.upstream.client import Headers
+from proxy.upstream.replicas import Replica
+
+#: orjson writes 254 levels and reads 1024; nothing that is stored is nested deeper than this.
+DEEPEST = 200
+TOO_DEEP = "(nested too deeply to be kept)"
+
+#: The agent's headers that are kept: who called, and which call of which session it says it was.
+KEPT_HEADERS = frozenset(
+    (b"user-agent", b"x-client-request-id", b"x-session-id", b"x-parent-session-id", b"x-stainless-retry-count")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class In:
+    """The same call in a dialect: the dialect's answer, the engine's as chat, and what was left out of the request.
+
+    `sent`: whether the request could be translated at all.
+    """
+
+    body: Any
+    chat: dict[str, Any] | None
+    dropped: list[str]
+    sent: bool
+
+
+@dataclass(slots=True)
+class Facts:
+    """Filled in as a call goes its way. `began_at`, `ended_at` are Unix times, `started` is of `time.perf_counter`."""
+
+    number: int
+    wire: str
+    path: str
+    policy_version: str | None
+    dialect: str = ""
+    call_type: str = "chat_completion"
+    outcome: str = "ok"
+    status: int = 0
+    retry_of: int | None = None
+    engine: str | None = None
+    engine_version: str | None = None
+    replica: str | None = None
+    engine_defaults: dict[str, Any] | None = None
+    refused: str | None = None
+    failure: str | None = None
+    capture_failed: str | None = None
+    error_body: Any = None
+    token_in: dict[str, Any] | None = None
+    policy_version_end: str | None = None
+    request_id: str = field(default_factory=lambda: "req-" + secrets.token_hex(8))
+    began_at: float = field(default_factory=time.time)
+    ended_at: float = 0.0
+    started: float = field(default_factory=time.perf_counter)
+    ttft_ms: float | None = None
+    duration_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.dialect = self.dialect or self.wire
+        if self.wire == COMPLETIONS:
+            self.call_type = "text_completion"
+
+    def sent_to(self, replica: Replica) -> None:
+        self.engine = replica.engine.name if replica.engine else None
+        self.engine_version = replica.version
+        self.replica = replica.label
+        self.engine_defaults = replica.sampling_defaults
+
+    def first_byte(self) -> None:
+        if self.ttft_ms is None:
+            self.ttft_ms = round((time.perf_counter() - self.started) * 1000, 3)
+
+    def over(self, policy_version: str | None) -> None:
+        self.ended_at = time.time()
+        self.duration_ms = round((time.perf_counter() - self.started) * 1000, 3)
+        if policy_version != self.policy_version:
+            self.policy_version_end = policy_version
+
+    def capture(self, reader: Reader | None, wanted: bool, readable: bool) -> TokenCapture | None:
+        """The call's token capture; None when capture is off."""
+        if not wanted:
+            return None
+        if self.capture_failed is not None:
+            return _nothing(self, why("capture_failed", fault=self.capture_failed))
+        if self.refused is not None:
+            return _nothing(self, why("server_refused_capture_fields", told=self.refused))
+        if reader is None or not readable:
+            detail = self.failure or "the request was no JSON object, so nothing could be asked for"
+            return _nothing(self, Unavailable("request_failed", "upstream_http_error", detail))
+        return reader.capture(self.outcome, status=self.status, failure=self.failure)
+
+
+def _nothing(facts: Facts, why: Unavailable) -> TokenCapture:
+    return TokenCapture.of(
+        wire=facts.wire,
+        provider=facts.engine,
+        requested={"logprobs": False, "top_logprobs": None, "token_ids": False},
+        prompt_token_ids=None,
+        completions=[],
+        unavailable=dict.fromkeys(FIELDS, why),
+    )
+
+
+def journal_line(
+    facts: Facts,
+    request: Request,
+    headers: Headers,
+    session: Session,
+    reader: Reader | None,
+    capture: TokenCapture | None,
+    said: In | None = None,
+) -> bytes:
+    """One line, without its newline. The prompt's ids are spliced in as they came, never parsed.
+
+    `said` for a call that went to the engine as chat but was made, and answered, in another dialect.
+    """
+    kept = {name.decode(): value.decode("latin-1") for name, value in headers if name in KEPT_HEADERS}
+    if facts.outcome == "error" or reader is None:
+        answered = facts.error_body
+    else:
+        answered = reader.assembled() if said is None else said.body
+    if facts.failure is not None and facts.outcome == "truncated" and isinstance(answered, dict):
+        answered = {**answered, "error": {"message": facts.failure, "type": "truncated"}}
+    stored, answered = _stored(request), _cleaned(answered)
+    metadata: dict[str, Any] = {
+        "session": session.id,
+        "session_name": session.name,
+        "call": facts.number,
+        "request_id": facts.request_id,
+        "call_purpose": session.purposes.of(request.body if said is None else request.upstream, kept),
+        "call_type": facts.call_type,
+        "dialect": facts.dialect,
+        "engine": facts.engine,
+        "engine_version": facts.engine_version,
+        "stream": request.streams,
+        "ttft_ms": facts.ttft_ms,
+        "upstream": facts.replica,
+        "request_model": request.body.get("model"),
+        "provider_model": request.upstream.get("model"),
+        "sampling": {"sent": request.sampling, "session": session.sampling, "engine_defaults": facts.engine_defaults},
+        "policy_version": facts.policy_version,
+        "policy_version_end": facts.policy_version_end,
+        "outcome": facts.outcome,
+        "retry_of": facts.retry_of,
+        "dropped_fields": [] if said is None else said.dropped,
+        # A translated answer may repeat its request; what is new of it stands in the chat answer too.
+        "secrets_seen": secrets_seen(request.body, answered if said is None or said.chat is None else said.chat),
+    }
+    if not request.is_object:
+        metadata["unreadable_body"] = redact_text(request.raw[:2000].decode("utf-8", "replace"))
+    if said is not None and said.sent:
+        metadata["chat_request"] = _cleaned(request.upstream)
+        metadata["chat_response"] = _cleaned(said.chat)
+    if facts.token_in is not None:
+        metadata["token_in"] = facts.token_in
+    if capture is not None:
+        metadata["token_capture"] = capture.to_json()
+    return _dump(
+        {
+            "request": {
+                "timestamp": _iso(facts.began_at),
+                "method": "POST",
+                "path": facts.path,
+                "headers": kept,
+                "body": stored,
+            },
+            "response": {
+                "timestamp": _iso(facts.ended_at),
+                "status_code": facts.status,
+                "headers": {},
+                "body": answered,
+            },
+            "duration_ms": facts.duration_ms,
+            "metadata": metadata,
+        }
+    )
+
+
+def _stored(request: Request) -> Any:
+    """The request's body for the journal: the agent's own bytes where nothing had to be taken out."""
+    body = _cleaned(request.body)
+    return orjson.Fragment(request.raw) if body is request.body and request.strict else body
+
+
+def _cleaned(value: Any) -> Any:
+    try:
+        return redact(value)
+    except RecursionError:
+        return redact(_writable(value))
+
+
+def _dump(line: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(line)
+    except TypeError:
+        return orjson.dumps(_writable(line))
+
+
+def _writable(value: Any, depth: int = 0) -> Any:
+    """`value` without what JSON cannot hold: lone surrogates are replaced, other strangers become their text.
+
+    What is nested deeper than a writer of JSON goes becomes a word that says so.
+    """
+    if isinstance(value, dict | list | tuple) and depth > DEEPEST:
+        return TOO_DEEP
+    if isinstance(value, dict):
+        return {_writable(key): _writable(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_writable(item, depth + 1) for item in value]
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return orjson.Fragment(str(value))
+    if value is None or isinstance(value, bool | int | float | orjson.Fragment):
+        return value
+    return str(value)
+
+
+def _iso(moment: float) -> str:
+    """A Unix time in UTC, to the millisecond."""
+    seconds = int(moment)
+    return f"{_second(seconds)}.{int((moment - seconds) * 1000):03d}Z"
+
+
+@lru_cache(16)
+def _second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")

@@ -1,0 +1,50 @@
+"""Small readings and writings of an engine's reply: events, JSON that may be none, the sentence of an error."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import orjson
+
+from proxy.upstream.client import Headers
+
+SSE_HEADERS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+JSON_HEADERS: Headers = [(b"content-type", b"application/json")]
+KEEP_ALIVE = b": keep-alive\n\n"
+
+
+def one_event(data: bytes) -> bytes:
+    """What came whole, as one event: its line ends would break it."""
+    return b"data: " + b" ".join(data.splitlines()) + b"\n\n"
+
+
+def sse(data: bytes | None) -> bytes:
+    return b"" if data is None else b"data: " + data + b"\n\n"
+
+
+def is_event_stream(headers: Headers) -> bool:
+    return any(name == b"content-type" and value.lower().startswith(b"text/event-stream") for name, value in headers)
+
+
+def loads(data: bytes) -> Any:
+    with suppress(orjson.JSONDecodeError):
+        return orjson.loads(data)
+    return None
+
+
+def refusal_text(data: bytes) -> str:
+    """The sentence in an engine's error body, shortened."""
+    return error_text(loads(data)) or one_line(data[:200].decode("utf-8", "replace"))
+
+
+def error_text(body: Any) -> str | None:
+    """The sentence in a parsed error: nested under `error` (vLLM, llama.cpp), flat (SGLang), or a word (vLLM's 401)."""
+    error = body.get("error", body) if isinstance(body, dict) else body
+    text = error.get("message") if isinstance(error, dict) else error
+    return (one_line(text) or None) if isinstance(text, str) else None
+
+
+def one_line(text: str) -> str:
+    """A sentence of somebody else's for a log or a terminal: one line of it, and no sign that would steer either."""
+    return "".join(sign for sign in " ".join(text.split()) if sign.isprintable())[:300]

@@ -1,0 +1,126 @@
+"""An agent's request body: as it came, parsed, and as it goes on, with the session's model and sampling defaults."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any
+
+import msgspec
+import orjson
+
+from proxy.errors import Refusal
+from proxy.sessions.registry import Session
+
+_decode = msgspec.json.Decoder().decode
+#: Request fields that shape what is sampled; kept in the record as they were sent.
+SAMPLING = frozenset((
+    "temperature", "top_p", "top_k", "min_p", "typical_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "repeat_penalty", "logit_bias", "seed", "n", "best_of", "use_beam_search", "max_tokens",
+    "max_completion_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output",
+    "bad_words", "allowed_token_ids", "response_format", "structured_outputs", "guided_json", "guided_regex",
+    "guided_choice", "guided_grammar", "regex", "ebnf", "json_schema", "grammar", "tool_choice",
+    "parallel_tool_calls", "include_reasoning", "chat_template_kwargs", "reasoning_effort",
+    "mirostat", "dynatemp_range", "dry_multiplier", "xtc_probability", "top_n_sigma", "samplers",
+))  # fmt: skip
+
+
+def misspelt_sampling(names: Iterable[str]) -> str | None:
+    """A sentence about the first name that is nearly one of `SAMPLING`: engines pass over a field they do not know.
+
+    Other names are an engine's own, and go on as they are.
+    """
+    for name in names:
+        close = get_close_matches(name.lower().replace("-", "_"), SAMPLING, 1, cutoff=0.85)
+        if close and name not in SAMPLING:
+            return f"--sampling {name}: no engine knows it; did you mean {close[0]}?"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`raw` as it came; `body` parsed, an empty object where `raw` is none; `upstream` what is sent on.
+
+    `strict` says that `raw` is one line of JSON as the journal writes it, so that it can be copied there as it is;
+    `lenient` that it holds what only Python's JSON does (NaN, lone surrogates), which goes on as it came.
+    """
+
+    raw: bytes
+    body: dict[str, Any]
+    upstream: dict[str, Any]
+    is_object: bool
+    strict: bool
+    lenient: bool
+    #: Whether `raw` may be sent on where nothing was changed, or cannot be written.
+    raw_goes: bool = True
+
+    @classmethod
+    def of(cls, raw: bytes, session: Session) -> Request:
+        parsed, strict = parse(raw)
+        if not isinstance(parsed, dict):
+            # Not for us to judge: the engine gets it as it is, and its own error goes back.
+            return cls(raw, {}, {}, False, False, False)
+        upstream = _with_defaults(parsed, session)
+        one_line = strict and b"\n" not in raw and b"\r" not in raw
+        return cls(raw, parsed, upstream, True, one_line, not strict)
+
+    def sent_as(self, chat: dict[str, Any], session: Session) -> Request:
+        """The same request, sent on as `chat` instead of as it came."""
+        return replace(self, upstream=_with_defaults(chat, session), raw_goes=False)
+
+    @property
+    def streams(self) -> bool:
+        return self.upstream.get("stream") is True
+
+    @property
+    def include_usage(self) -> bool:
+        options = self.body.get("stream_options")
+        return isinstance(options, dict) and options.get("include_usage") is True
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The sampling parameters that were sent, the agent's and the session's."""
+        return {name: value for name, value in self.upstream.items() if name in SAMPLING and value is not None}
+
+    def dump(self, body: dict[str, Any]) -> bytes:
+        """`body` as bytes for the engine; the agent's own bytes where nothing was changed."""
+        if not self.is_object or (self.raw_goes and body == self.body and body is not self.body):
+            return self.raw
+        if not self.lenient:
+            with suppress(TypeError):  # nested deeper than orjson writes, or integers beyond 64 bits
+                return orjson.dumps(body)
+        try:
+            return json.dumps(body, separators=(",", ":")).encode()
+        except RecursionError:
+            if not self.raw_goes:
+                raise Refusal(400, "the request is nested too deeply") from None
+            return self.raw
+
+
+def _with_defaults(body: dict[str, Any], session: Session) -> dict[str, Any]:
+    """`body` with the session's model, and its sampling parameters where the agent set none."""
+    upstream = dict(body)
+    if session.model is not None:
+        upstream["model"] = session.model
+    for name, value in session.sampling.items():
+        if upstream.get(name) is None:
+            upstream[name] = value
+    return upstream
+
+
+def parse(raw: bytes) -> tuple[Any, bool]:
+    """A JSON value, read as leniently as engines do (NaN, lone surrogates), or None; and whether it is strict JSON.
+
+    msgspec keeps integers beyond 64 bits, which orjson makes into floats: the engine would read another number.
+    """
+    try:
+        return _decode(raw), True
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        pass
+    try:
+        return json.loads(raw), False
+    except (ValueError, RecursionError):
+        return None, False

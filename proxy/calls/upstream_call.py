@@ -1,0 +1,212 @@
+"""A call on its way to the engine: which replica, what is asked for besides, and once more without where it refuses."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from capture.engines.base import Ask, Engine, Reader, Wants
+from capture.record import TokenCapture
+from proxy.admin.metrics import Metrics
+from proxy.calls.journal_line import Facts
+from proxy.calls.reply_bytes import loads, refusal_text
+from proxy.calls.request_body import Request
+from proxy.errors import UpstreamError, UpstreamUnreachable
+from proxy.http.client_request import Agent
+from proxy.sessions.registry import Session
+from proxy.settings import Settings
+from proxy.token_in.planner import Plan, TokenIn
+from proxy.upstream.client import Response
+from proxy.upstream.replicas import Replica
+
+log = logging.getLogger("proxy")
+
+#: Codes of a finished stream that an unstreamed call may cure.
+LOST_IN_STREAMS = frozenset(
+    ("server_ignored_return_token_ids", "streamed_tokens_dropped_by_parser", "logprobs_incomplete_in_stream",
+     "logprobs_not_returned", "no_prompt_ids", "usage_not_returned")
+)  # fmt: skip
+
+
+#: The header by which a client names a call, the same when it makes it again.
+REQUEST_ID = b"x-client-request-id"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What all calls of one route share: the engine's wire (`openai-chat`, `openai-completions`) and its path there."""
+
+    wire: str
+    path: str
+    settings: Settings
+    metrics: Metrics
+
+
+class Sending:
+    """The half of a call that is about the engine: what it was asked, and what reads its answer."""
+
+    def __init__(self, route: Route, session: Session, number: int, agent: Agent, request: Request) -> None:
+        self.route = route
+        self.session = session
+        self.agent = agent
+        self.request = request
+        self.facts = Facts(number=number, wire=route.wire, path=route.path, policy_version=session.policy_version)
+        self.facts.retry_of = session.retries.of(request.raw, request.body, agent.header(REQUEST_ID))
+        self.reader: Reader | None = None
+        self.ask: Ask | None = None
+        #: Where this call went. The session's may be another by now: its calls overlap, and one may find it down.
+        self.replica: Replica | None = None
+        self.engine: Engine | None = None
+        self.plan = Plan()
+        self._made: tuple[Engine, Wants, Ask] | None = None
+
+    async def _send(self) -> Response:
+        """The head of the answer of the first replica that can be reached."""
+        tried: set[Replica] = set()
+        while True:
+            replica = self.session.route(tried)
+            if replica is None:
+                raise UpstreamUnreachable("the engine cannot be reached; is it up?")
+            self.replica = replica
+            try:
+                self.engine = await replica.identify()
+                self.facts.sent_to(replica)
+                return await self._ask(replica, self.engine)
+            except UpstreamUnreachable:
+                self.session.replicas.failed(replica)
+                tried.add(replica)
+
+    async def _ask(self, replica: Replica, engine: Engine) -> Response:
+        """Sends the request with what we ask for besides; where the engine says no, once more as the agent sent it.
+
+        So an agent's own mistake gets the engine's own words, and a refusal of our fields costs the record, not the
+        call. A stream whose capture fields are refused (SGLang before streamed ids) is first tried unstreamed.
+        """
+        wants = self._wants(replica)
+        if self.session.token_in is None:
+            response = await self._post(replica, engine, wants)
+        else:
+            response = await self._bridged(replica, engine, wants, self.session.token_in)
+        while response.status in (400, 422) and self.ask is not None and self.ask.injected:
+            said = await _said(replica, response)
+            in_stream = self.request.streams and not self.ask.unstreamed
+            if in_stream and engine.refused(self.ask, response.status, loads(said)):
+                wants = wants._replace(buffered=True)
+            else:
+                wants = self._wants(replica)._replace(capture=False)
+            response = await self._post(replica, engine, wants)
+            if response.status == 200 and wants.capture:
+                replica.buffered.add(self.route.wire)
+            elif response.status == 200:
+                self.facts.refused = refusal_text(said)
+                log.warning(
+                    "session %s: asked for tokens, the engine refused: %s", self.session.name, self.facts.refused
+                )
+        return response
+
+    async def _bridged(self, replica: Replica, engine: Engine, wants: Wants, token_in: TokenIn) -> Response:
+        """Sends the request, its prompt as ids where it goes on from a call that is held (token-in); where the engine
+        refuses those, once more without. Raises `NotBridged` where token-in is required and cannot be done.
+        """
+        body = {} if self.request.lenient else self.request.upstream
+        self.plan = await token_in.plan(replica, engine, self.route.wire, body)
+        token_in.require(self.plan)
+        response = await self._post(replica, engine, wants)
+        if self.plan.prompt is not None and response.status in (400, 413, 422, 500):
+            self.plan.drop("engine_refused", refusal_text(await _said(replica, response)))
+            token_in.require(self.plan)
+            response = await self._post(replica, engine, wants)
+        return response
+
+    def _wants(self, replica: Replica) -> Wants:
+        return Wants(
+            capture=self.session.capture,
+            top_logprobs=self.session.top_logprobs,
+            buffered=self.route.settings.buffered or self.route.wire in replica.buffered,
+        )
+
+    async def _will_be_unstreamed(self) -> bool:
+        """Whether an agent that streams will wait for the whole answer, and needs comments to stay on the line."""
+        replica = self.session.route() if self.request.streams else None
+        if replica is None:
+            return False
+        try:
+            engine = await replica.identify()
+        except UpstreamError:
+            return False  # sending finds another replica, or says what is wrong
+        return self._asks(engine, self._wants(replica)).unstreamed
+
+    def _asks(self, engine: Engine, wants: Wants) -> Ask:
+        """What to ask of an engine, made once where it is asked about before it is sent."""
+        made = self._made
+        if made is None or made[0] is not engine or made[1] != wants:
+            made = self._made = engine, wants, engine.ask(self.route.wire, self.request.upstream, wants)
+        return made[2]
+
+    async def _post(self, replica: Replica, engine: Engine, wants: Wants) -> Response:
+        try:
+            self.ask, self._made = self._asks(engine, wants), None  # its body may be changed from here on
+            self.reader = engine.reader(self.route.wire, self.request.upstream, self.ask)
+            self.reader.prompt_before = self.session.prompt
+        except Exception as error:
+            self._capture_failed(error)
+            self.ask = Ask(dict(self.request.upstream))
+            self.reader = Engine().reader(self.route.wire, self.request.upstream, self.ask)
+        if self.plan.prompt is not None and wants.capture:
+            engine.put_prompt(self.ask.body, self.plan.prompt)
+        body = self.request.dump(self.ask.body)
+        headers = [
+            *self.agent.upstream_headers(),
+            (b"accept-encoding", b"identity"),
+            *((name.encode(), value.encode()) for name, value in self.ask.headers.items()),
+        ]
+        self.route.metrics.added.observe(time.perf_counter() - self.facts.started)
+        return await replica.client.send("POST", self.route.path, replica.auth(headers, body), body)
+
+    def _captured(self) -> TokenCapture | None:
+        """The call's token capture, once it is over; token-in holds the call for those that go on from it."""
+        facts, token_in = self.facts, self.session.token_in
+        capture = facts.capture(self.reader, self.session.capture, self.request.is_object)
+        if capture is not None and capture.prompt_token_ids is not None:
+            self.session.prompt = capture.prompt_token_ids
+        if token_in is not None and facts.token_in is None:
+            facts.token_in = token_in.over(
+                self.plan, facts.number, self.engine, self.request.upstream, facts.outcome, capture, self.reader
+            )
+        return capture
+
+    def _learn(self, capture: TokenCapture | None) -> None:
+        """An engine that loses ids or logprobs in its streams is called unstreamed from the next call on.
+
+        Where that loses them too (an engine that knows no ids at all), agents get their streams back.
+        """
+        replica, ask, wire = self.replica, self.ask, self.route.wire
+        if replica is None or ask is None or capture is None or not self.request.streams or self.facts.outcome != "ok":
+            return
+        lost = next((why.code for why in capture.unavailable.values() if why.code in LOST_IN_STREAMS), None)
+        if lost and not ask.unstreamed and wire not in replica.streams_anyway:
+            replica.buffered.add(wire)
+            log.warning(
+                "%s: a streamed call came back incomplete (%s); from now on it is called unstreamed",
+                replica.label,
+                lost,
+            )
+        elif lost and ask.unstreamed and wire in replica.buffered:
+            replica.buffered.discard(wire)
+            replica.streams_anyway.add(wire)
+            log.warning("%s: unstreamed calls are incomplete too (%s); streams are streams again", replica.label, lost)
+
+    def _capture_failed(self, error: Exception) -> None:
+        """A fault of ours in reading an answer costs the record, not the call."""
+        if self.facts.capture_failed is None:
+            log.exception("session %s, call %d: the answer could not be read", self.session.name, self.facts.number)
+        self.facts.capture_failed = f"{type(error).__name__}: {error}"
+
+
+async def _said(replica: Replica, response: Response) -> bytes:
+    """A refusal that does not go on to the agent; its connection is free again, also where the agent leaves now."""
+    try:
+        return replica.scrub(await response.read())
+    finally:
+        response.close()

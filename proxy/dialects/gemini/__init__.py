@@ -1,0 +1,1 @@
+"""Gemini's generateContent API as chat completions, and back."""

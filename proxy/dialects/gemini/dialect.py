@@ -1,0 +1,72 @@
+"""Gemini's dialect, which Gemini CLI speaks: `POST /v1beta/models/<model>:generateContent` and
+`:streamGenerateContent?alt=sse`. The path names the model and whether the answer is streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+from proxy.dialects.base import Dialect, Earlier, Reply, Translated
+from proxy.dialects.chat import arguments_name, dumps, first_choice, objects
+from proxy.dialects.engine_errors import own_fault
+from proxy.dialects.gemini.history import messages_of
+from proxy.dialects.gemini.reply import STATUSES, GeminiReply
+from proxy.dialects.gemini.request import camel, chat_fields
+from proxy.errors import Refusal
+
+#: Where Google's clients call: Gemini CLI at the one, later ones at the other.
+PREFIXES: Final = ("/v1beta/models/", "/v1/models/")
+_METHODS: Final = (":generateContent", ":streamGenerateContent")
+
+
+class Gemini(Dialect):
+    """`called` gives the dialect of one call."""
+
+    wire: ClassVar[str] = "gemini"
+    call_type: ClassVar[str] = "gemini"
+    path: ClassVar[str] = PREFIXES[0]
+
+    def __init__(self, model: str = "", streams: bool = False) -> None:
+        self.model = model
+        self.streams = streams
+
+    def called(self, path: str, query: bytes) -> Gemini:
+        """The dialect of a call to `path`. Raises `Refusal` (404) for what is no call of a model."""
+        model, _, method = path.split("/models/", 1)[1].rpartition(":")
+        if not model or f":{method}" not in _METHODS:
+            raise Refusal(404, f"{path} is not served here; a model's name is followed by {' or '.join(_METHODS)}")
+        streams = method == "streamGenerateContent"
+        if streams and b"alt=sse" not in query:
+            raise Refusal(400, "`alt` has to be sse: answers are streamed as server-sent events only")
+        return Gemini(model, streams)
+
+    def translate(self, body: dict[str, Any], earlier: Earlier) -> Translated:
+        body = camel(body)
+        fields, dropped, thoughts = chat_fields(body)
+        chat = {"model": self.model, "messages": messages_of(body, earlier), **fields}
+        if self.streams:
+            chat |= {"stream": True, "stream_options": {"include_usage": True}}
+        return Translated(chat=chat, dropped=dropped, streams=self.streams, context=thoughts)
+
+    def reply(self, translated: Translated) -> Reply:
+        return GeminiReply(self.model, thoughts=translated.context)
+
+    def error(self, status: int, message: str, engine_error: Any = None) -> tuple[int, bytes]:
+        """`engine_error`: the engine's own body, nested under `error` (vLLM, llama.cpp) or flat (SGLang)."""
+        told = engine_error.get("error", engine_error) if isinstance(engine_error, dict) else None
+        if isinstance(told, dict) and isinstance(told.get("message"), str):
+            message = told["message"]
+        if own_fault(message):
+            status = 400
+        name = STATUSES.get(status, "INTERNAL" if status >= 500 else "INVALID_ARGUMENT")
+        return status, dumps({"error": {"code": status, "message": message, "status": name}})
+
+    def keep(self, translated: Translated, chat: dict[str, Any], body: dict[str, Any]) -> Mapping[str, str | bytes]:
+        """The arguments of calls as the model wrote them."""
+        return {
+            arguments_name(str(call["id"])): function["arguments"]
+            for call in objects(first_choice(chat)[1].get("tool_calls"))
+            if call.get("id")
+            and isinstance(function := call.get("function"), dict)
+            and isinstance(function.get("arguments"), str)
+        }

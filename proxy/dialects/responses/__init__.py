@@ -1,0 +1,1 @@
+"""OpenAI's Responses API as chat completions, and back."""

@@ -1,0 +1,1 @@
+"""The HTTP side that agents talk to: listener, connection, request, headers."""

@@ -1,0 +1,1 @@
+"""The process: event loop, memory, file descriptors, logs."""

@@ -1,0 +1,1 @@
+"""Sessions: keys, journals, and what a session remembers of its calls."""

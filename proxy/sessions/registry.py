@@ -1,0 +1,269 @@
+"""Whose call is it: all sessions of a proxy, and how they are found, opened and ended.
+
+A session's key opens the model routes of this session, for as long as it lives, and nothing else. In open mode an
+address (`/s/NAME/v1`) makes a session; nobody closes those, so they end by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from capture.errors import JournalError
+from capture.journal.journal import JournalWriter
+from capture.journal.layout import JOURNAL
+from proxy.errors import Refusal, SessionError
+from proxy.runtime.lru import Whole
+from proxy.sessions.keys import KEY, digest, from_a_page, keys
+from proxy.sessions.session import Session as Session
+from proxy.upstream.replicas import Replicas
+
+log = logging.getLogger("proxy")
+
+#: Ended sessions of which the end of their journals is remembered.
+MOST_LEFT = 10_000
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+
+
+@dataclass(slots=True)
+class Defaults:
+    """What a session is like that is made by its name alone."""
+
+    replicas: Replicas
+    model: str | None
+    capture: bool
+    top_logprobs: int | None
+    policy_version: str | None
+    sampling: dict[str, object]
+    token_in: str
+
+
+class Sessions:
+    """All sessions of one proxy, found by key, by id, and in open mode by name.
+
+    Several may have one name, with a journal each: the name leads to the one that was opened first, as long as it
+    lives, so that a name means the same before and after another takes it too. The others have their ids and keys.
+    """
+
+    def __init__(
+        self,
+        *,
+        open_mode: bool,
+        out: Path | None,
+        fsync: bool,
+        grace: float,
+        idle: float = 0.0,
+        whole: Whole | None = None,
+    ) -> None:
+        self.open_mode = open_mode
+        self.default: Session | None = None
+        self.defaults: Defaults | None = None
+        #: Calls of sessions that are closed, how many of them are complete, and how many are in no journal.
+        self.calls = self.complete_calls = self.unrecorded = 0
+        self._out = out
+        self._fsync = fsync
+        self._grace = grace
+        self._idle = idle
+        self._whole = whole or Whole()
+        self._by_id: dict[str, Session] = {}
+        self._by_key: dict[bytes, Session] = {}
+        self._by_name: dict[str, list[Session]] = {}
+        #: Policy versions that were set for sessions which an address makes: they outlast a session's end.
+        self._versions: dict[str, str] = {}
+        #: How sessions left their journals that ended by themselves, by name: bytes, and the number of the next call.
+        self._left: dict[str, tuple[int, int]] = {}
+        self._ending: asyncio.Task[None] | None = None
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._by_id.values()))
+
+    def open(
+        self,
+        name: str,
+        *,
+        replicas: Replicas,
+        journal: Path | None = None,
+        key: str | None = None,
+        model: str | None = None,
+        capture: bool = True,
+        top_logprobs: int | None = None,
+        policy_version: str | None = None,
+        sampling: dict[str, object] | None = None,
+        token_in: str = "off",
+        session_id: str | None = None,
+    ) -> Session:
+        """Opens a session and its journal, with this key and id where it had them before. Raises `SessionError`."""
+        if not NAME.fullmatch(name):
+            raise SessionError(f"a session's name is letters, digits, '.', '_' and '-', not {name!r}")
+        left = None
+        if journal is None:
+            if self._out is None:
+                raise SessionError("a session needs a journal: the path of its llm_trajectory.jsonl")
+            journal, left = self._out / name / JOURNAL, self._left.pop(name, None)
+        try:
+            writer = JournalWriter(journal, fsync=self._fsync, left=left)
+        except JournalError as error:
+            raise SessionError(str(error)) from error
+        session = Session(
+            name=name,
+            key=key,
+            journal=writer,
+            replicas=replicas,
+            model=model,
+            capture=capture,
+            top_logprobs=top_logprobs,
+            policy_version=policy_version,
+            sampling=sampling or {},
+            token_in=token_in,
+            whole=self._whole,
+            session_id=session_id,
+        )
+        self._by_id[session.id] = session
+        self._by_key[digest(session.api_key)] = session
+        self._by_name.setdefault(name, []).append(session)
+        return session
+
+    def get(self, named: str) -> Session:
+        """The session of this id, else the first opened of this name. Raises `SessionError` when there is none."""
+        found = self._by_id.get(named) or next(iter(self._by_name.get(named, ())), None)
+        if found is None:
+            raise SessionError(f"there is no session {named!r}")
+        return found
+
+    def set_policy(self, session: Session, version: str) -> None:
+        session.policy_version = version
+        if session.by_address:
+            self._versions[session.name] = version
+
+    def set_versions(self, versions: Mapping[str, str]) -> None:
+        """Policy versions that were set before, by name: of the default, and of sessions which an address will make."""
+        self._versions.update(versions)
+        version = self._versions.pop("default", None)
+        for one in (self.default, self.defaults):
+            if one is not None and version is not None:
+                one.policy_version = version
+
+    async def close(self, session_id: str) -> dict[str, Any]:
+        session = self.get(session_id)
+        await session.close(self._grace)
+        self._forget(session)
+        if session.by_address:
+            self._versions.pop(session.name, None)
+        return session.state()
+
+    async def close_all(self) -> None:
+        if self._ending is not None:
+            self._ending.cancel()
+        await asyncio.gather(*(self.close(one.id) for one in self))
+
+    def _forget(self, session: Session) -> None:
+        if self._by_id.pop(session.id, None) is None:
+            return  # it was closed twice at once
+        del self._by_key[digest(session.api_key)]
+        same = self._by_name[session.name]
+        same.remove(session)
+        if not same:
+            del self._by_name[session.name]
+        session.replicas.leave(session.replica)
+        self.calls += session.tally.calls
+        self.complete_calls += session.tally.complete_calls
+        self.unrecorded += session.tally.unrecorded
+
+    def authorize(self, headers: list[tuple[bytes, bytes]], path_name: str | None) -> Session:
+        """The session a call belongs to, by its key or, in open mode, by the name in its path. Raises `Refusal` (401).
+
+        Keys are found by their digest and compared in constant time, so that timing tells nothing about them.
+        """
+        for key in keys(headers):
+            session = self._by_key.get(digest(key))
+            if session and hmac.compare_digest(session.api_key.encode(), key.encode("utf-8", "replace")):
+                if path_name and path_name not in (session.id, session.name):
+                    raise Refusal(401, "the key does not belong to the session named in the path")
+                return session
+            if key.startswith(KEY):  # one of ours, and of no session that lives: never somebody's placeholder
+                raise Refusal(401, "the session of this key is closed; its key opens nothing any more")
+        if self.open_mode:
+            if from_a_page(headers):
+                raise Refusal(
+                    403, "a web page of another site may not use this proxy; to allow it, start it with --key"
+                )
+            if path_name is None and self.default is not None:
+                return self.default
+            if path_name is not None:
+                return self._named(path_name)
+        raise Refusal(401, "no session has this API key; use the key the session was opened with")
+
+    # sessions that an address makes
+
+    def _named(self, name: str) -> Session:
+        """In open mode `/s/<name>/v1` makes the session it names: one address a rollout is all it takes."""
+        try:
+            session = self.get(name)
+        except SessionError:
+            session = self._made(name)
+        session.touch()
+        return session
+
+    def _made(self, name: str) -> Session:
+        if self.defaults is None or self._out is None:
+            raise Refusal(401, "no session has this name")
+        like = {one: getattr(self.defaults, one) for one in self.defaults.__slots__}
+        like["policy_version"] = self._versions.get(name, like["policy_version"])
+        try:
+            session = self.open(name, **like)
+        except SessionError as error:
+            raise Refusal(503 if NAME.fullmatch(name) else 400, str(error)) from error
+        session.by_address = True
+        if self._idle and self._ending is None:
+            self._ending = asyncio.ensure_future(self._end_unused())
+        return session
+
+    async def _end_unused(self) -> None:
+        """Ends those that nobody has used for so long, one after the other: each waits for the disk."""
+        try:
+            while made := [one for one in self if one.by_address]:
+                for session in made:
+                    if session.unused() >= self._idle and await session.end_unused(self._idle):
+                        self._forget(session)
+                        self._remember_end(session)
+                        _say_ended(session, self._idle)
+                soonest = min((self._idle - one.unused() for one in made if not one.closed), default=0.0)
+                await asyncio.sleep(max(soonest, self._idle / 20))
+        finally:
+            self._ending = None
+
+    def _remember_end(self, session: Session) -> None:
+        with suppress(OSError):
+            self._left[session.name] = session.journal.path.stat().st_size, session.next_call
+        while len(self._left) > MOST_LEFT:
+            del self._left[next(iter(self._left))]
+
+
+def say_stopped(who: str, sessions: Sessions) -> None:
+    """The last line of a log: whoever reads nothing else learns there that calls are in no journal."""
+    if sessions.unrecorded:
+        log.error(
+            "%sstopped: %d calls, %d complete, but %d of them are in no journal: a journal could not be written",
+            who, sessions.calls, sessions.complete_calls, sessions.unrecorded,
+        )  # fmt: skip
+    else:
+        log.info("%sstopped: %d calls recorded, %d complete", who, sessions.calls, sessions.complete_calls)
+
+
+def _say_ended(session: Session, idle: float) -> None:
+    tally = session.tally
+    log.info(
+        "session %s: no call for %g s; its journal is sealed (%d calls since it was opened, %d complete), and the next "
+        "call to its address opens it again", session.name, idle, tally.calls, tally.complete_calls,
+    )  # fmt: skip
+    if session.journal_failed is not None:
+        log.error(
+            "session %s: %d calls of it went unrecorded: %s", session.name, tally.unrecorded, session.journal_failed
+        )

@@ -1,0 +1,249 @@
+"""One session: a rollout's door, its journal, and what it has seen.
+
+Calls of one session may overlap; two sessions share nothing but the engine and the bound on what they remember.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from capture.errors import JournalError
+from capture.journal.journal import JournalWriter
+from capture.record import TokenCapture
+from capture.sequences.purpose import Purposes
+from capture.token_ids import Ids
+from proxy.errors import Refusal
+from proxy.runtime.lru import Memory, Whole
+from proxy.sessions.answer_cache import Kept
+from proxy.sessions.keys import KEY
+from proxy.sessions.retry_tracker import Retries
+from proxy.token_in.call_history import HeldCalls
+from proxy.token_in.planner import TokenIn
+from proxy.upstream.replicas import Replica, Replicas
+
+log = logging.getLogger("proxy")
+
+#: A line longer than this is written off the event loop.
+INLINE_LINE = 256 * 1024
+#: Bytes of a prompt's ids from which on it is remembered, and up to which.
+LONG_PROMPT, LONGEST_PROMPT = 4096, 8 << 20
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a session has seen so far; `GET /sessions/<id>` shows it."""
+
+    calls: int = 0
+    complete_calls: int = 0
+    incomplete: Counter[str] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    last_error: str | None = None
+    unrecorded: int = 0
+
+
+class Session:
+    def __init__(
+        self,
+        *,
+        name: str,
+        key: str | None,
+        journal: JournalWriter,
+        replicas: Replicas,
+        model: str | None,
+        capture: bool,
+        top_logprobs: int | None,
+        policy_version: str | None,
+        sampling: dict[str, object],
+        token_in: str,
+        whole: Whole | None = None,
+        session_id: str | None = None,
+    ) -> None:
+        self.id = session_id or "s-" + secrets.token_hex(8)
+        self.name = name
+        self.api_key = key if key is not None else KEY + secrets.token_urlsafe(24)
+        self.journal = journal
+        self.replicas = replicas
+        self.replica: Replica | None = None
+        self._home: Replica | None = None
+        self.model = model
+        self.capture = capture
+        self.top_logprobs = top_logprobs
+        self.policy_version = policy_version
+        self.sampling = sampling
+        #: The number of its first call: the journal has those before it, of which nothing is remembered.
+        self.first_call = journal.next_call
+        self.token_in = None
+        if token_in != "off":
+            self.token_in = TokenIn(name, token_in, self.first_call > 0, held=HeldCalls(whole))
+        self.tally = Tally()
+        self.earlier = Kept(whole=whole)
+        self._prompt: Memory[None, Ids] = Memory(1, LONGEST_PROMPT, whole)
+        self.purposes = Purposes()
+        self.retries = Retries()
+        self.journal_failed: str | None = None
+        self.closed = False
+        #: Made by a call to its address: it ends when no more of them come, and the next call makes it again.
+        self.by_address = False
+        self.next_call = self.first_call
+        self._used = time.monotonic()
+        self._in_flight: set[asyncio.Task[Any]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._writing = asyncio.Lock()
+
+    def begins(self, call: asyncio.Task[Any]) -> int:
+        """Counts a call as in flight; gives its number, in the order calls began. A closed session refuses."""
+        if self.closed and self.by_address:  # while the request's body came in
+            raise Refusal(503, "this session has just ended; the call, made again, opens it again")
+        if self.closed:
+            raise Refusal(401, "this session is closed; its key opens nothing any more")
+        number = self.next_call
+        self.next_call += 1
+        self._in_flight.add(call)
+        self._idle.clear()
+        return number
+
+    def ends(self, call: asyncio.Task[Any]) -> None:
+        self._in_flight.discard(call)
+        self.touch()
+        if not self._in_flight:
+            self._idle.set()
+
+    def touch(self) -> None:
+        """It is in use."""
+        self._used = time.monotonic()
+
+    def unused(self) -> float:
+        """Seconds since it was last in use; 0 while a call runs, or a line of one is being written."""
+        return 0.0 if self._in_flight or self._writing.locked() else time.monotonic() - self._used
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def route(self, avoid: set[Replica] | None = None) -> Replica | None:
+        """The replica to call: the session's own while it is up; None when all are to be avoided."""
+        self.replica = self.replicas.pick(self.replica, avoid, self._home)
+        self._home = self._home or self.replica
+        return self.replica
+
+    @property
+    def prompt(self) -> Ids | None:
+        """The ids of the last long prompt: the next mostly begins with it, and is checked from there on."""
+        return self._prompt.get(None)
+
+    @prompt.setter
+    def prompt(self, ids: Ids) -> None:
+        if len(ids.text) >= LONG_PROMPT:
+            self._prompt.keep(None, ids.bare(), len(ids.text))
+
+    def count(self, capture: TokenCapture | None, usage: dict[str, Any]) -> None:
+        """Adds one ended call to the tally."""
+        tally = self.tally
+        tally.calls += 1
+        if capture is None:
+            tally.incomplete["capture_off"] += 1
+        elif capture.complete:
+            tally.complete_calls += 1
+        else:
+            tally.incomplete[next(iter(capture.unavailable.values())).code] += 1
+        tally.prompt_tokens += _number(usage.get("prompt_tokens"))
+        tally.completion_tokens += _number(usage.get("completion_tokens"))
+
+    def write_at_once(self, line: bytes) -> bool | None:
+        """`write`, where that takes no waiting; None where it does, and nothing was done."""
+        if self.journal.fsync or len(line) > INLINE_LINE or self._writing.locked():
+            return None
+        try:
+            self.journal.append(line)
+            return True
+        except JournalError as error:
+            return self._journal_fails(error)
+
+    async def write(self, line: bytes) -> bool:
+        """Appends a call's line, in the order the calls end. A journal that fails never fails the call: False."""
+        async with self._writing:
+            try:
+                if self.journal.fsync or len(line) > INLINE_LINE:
+                    await asyncio.get_running_loop().run_in_executor(None, self.journal.append, line)
+                else:
+                    self.journal.append(line)
+                return True
+            except JournalError as error:
+                return self._journal_fails(error)
+
+    def _journal_fails(self, error: JournalError) -> bool:
+        if self.journal_failed is None:
+            log.error("session %s: %s; its calls go on unrecorded", self.name, error)
+        self.journal_failed = str(error)
+        self.tally.unrecorded += 1
+        return False
+
+    async def close(self, grace: float) -> None:
+        """No new calls; waits up to `grace` seconds for those in flight, ends the rest, seals the journal."""
+        self.closed = True
+        try:
+            async with asyncio.timeout(grace):
+                await self._idle.wait()
+        except TimeoutError:
+            log.warning("session %s: %d calls still running after %g s; ending them", self.name, self.in_flight, grace)
+            for task in list(self._in_flight):
+                task.cancel()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), 5)
+        async with self._writing:
+            await asyncio.get_running_loop().run_in_executor(None, self.journal.close)
+        self._forget()
+
+    async def end_unused(self, seconds: float) -> bool:
+        """Seals the journal of a session that nobody has used for so long, and says whether it did.
+
+        What takes time comes first, while the session is still open: a call that begins meanwhile keeps it.
+        """
+        await asyncio.get_running_loop().run_in_executor(None, self.journal.sync)
+        if self.closed or self.unused() < seconds:
+            return False
+        self.closed = True
+        self.journal.close(synced=True)
+        self._forget()
+        return True
+
+    def _forget(self) -> None:
+        """What it remembered counts no more against the bound of all sessions."""
+        self.earlier.end()
+        self._prompt.end()
+        if self.token_in is not None:
+            self.token_in.held.end()
+
+    def state(self) -> dict[str, Any]:
+        tally = self.tally
+        return {
+            "session": self.id,
+            "name": self.name,
+            "first_call": self.first_call,
+            "calls": tally.calls,
+            "complete_calls": tally.complete_calls,
+            "incomplete": dict(tally.incomplete),
+            "prompt_tokens": tally.prompt_tokens,
+            "completion_tokens": tally.completion_tokens,
+            "in_flight": self.in_flight,
+            "policy_version": self.policy_version,
+            "token_in": None if self.token_in is None else self.token_in.state(),
+            "journal": str(self.journal.path),
+            "journal_failed": self.journal_failed,
+            "unrecorded": tally.unrecorded,
+            "last_error": tally.last_error,
+            "closed": self.closed,
+        }
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0

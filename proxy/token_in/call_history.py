@@ -1,0 +1,90 @@
+"""The calls of a session that a later one may go on from: their messages as numbers, their ids, within bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from capture.engines.base import Engine
+from capture.record import Ids, TokenCapture
+from capture.token_in.parent import Conversation, Held, Reply, turn
+from proxy.runtime.lru import EACH, Memory, Whole
+
+#: Bytes of held calls a session; those that were used longest ago go first. A call of 100,000 prompt ids takes about
+#: 0.6 MB, and twice that where it was bridged.
+MEMORY = 32 << 20
+#: Replies that are remembered by a number each when their calls are not held any more.
+KNOWN = 100_000
+
+
+class HeldCalls:
+    def __init__(self, whole: Whole | None = None) -> None:
+        self._known: Memory[int, None] = Memory(KNOWN, KNOWN * EACH, whole)
+        self._calls: Memory[int, Held] = Memory(KNOWN, MEMORY, whole, self._forgets)
+
+    def __iter__(self) -> Iterator[Held]:
+        return iter(self._calls)
+
+    @property
+    def known(self) -> Iterator[int]:
+        """The turns of replies that were given, and whose calls are not held any more."""
+        return self._known.names()
+
+    def add(self, held: Held) -> None:
+        self._calls.keep(held.call, held, held.size)
+
+    def used(self, held: Held) -> None:
+        """A call goes on from it: others go before it does."""
+        self._calls.get(held.call)
+
+    def clear(self) -> None:
+        self._calls.clear()
+        self._known.clear()
+
+    def end(self) -> None:
+        """The session is over, and what it held is given up."""
+        self._calls.end()
+        self._known.end()
+
+    def _forgets(self, gone: Held) -> None:
+        for reply in gone.replies:
+            self._known.keep(reply.turn, None, 0)
+
+
+def held_call(
+    call: int,
+    conversation: Conversation,
+    rendered: Ids | None,
+    engine: Engine,
+    body: dict[str, Any],
+    capture: TokenCapture | None,
+    answer: dict[str, Any],
+) -> Held:
+    """An answered call as one that may be continued. `answer` is the completed chat body; `rendered` what the template
+    makes of the messages where the prompt is another one.
+    """
+    choices = answer.get("choices")
+    replies = tuple(_reply(engine, body, one, capture) for one in choices or () if isinstance(one, dict))
+    told = None if capture is None else capture.prompt_token_ids
+    missing = capture is None or told is None or "prompt_token_ids" in capture.unavailable
+    prompt = b"" if told is None else told.text
+    written = prompt if rendered is None or rendered.text == prompt else rendered.text
+    return Held(call, conversation, prompt, written, replies, "parent_incomplete" if missing else None)
+
+
+def _reply(engine: Engine, body: dict[str, Any], choice: dict[str, Any], capture: TokenCapture | None) -> Reply:
+    message = choice.get("message") or {}
+    index = choice.get("index")
+    one = next((one for one in (capture.completions if capture else ()) if one.index == index), None)
+    ids = None if one is None else one.token_ids
+    if capture is None or not ids or "completion_token_ids" in capture.unavailable:
+        return Reply(turn(message), b"", unusable="parent_incomplete")
+    sampled = ids.text
+    ended = engine.ended(choice, body)
+    if ended == "stop_token":
+        return Reply(turn(message), sampled, stop=int(sampled.rpartition(b",")[2]))
+    if ended != "cut":
+        return Reply(turn(message), sampled, unusable="stop_string" if ended == "stop_string" else "parent_incomplete")
+    if message.get("tool_calls"):
+        return Reply(turn(message), sampled, unusable="cut_tool_call")
+    return Reply(turn(message), sampled, unusable=None if message.get("content") else "cut_in_reasoning")

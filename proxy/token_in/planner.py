@@ -1,0 +1,228 @@
+"""Token-in for one session: which held call a chat call goes on from, and the prompt ids that make it extend that.
+
+The rules are in `capture.continues` and `capture.bridge`, the questions to the engine in `proxy.bridging`, the calls
+that may be continued in `proxy.held`. In mode `auto` whatever goes wrong costs the bridge and never the call; in mode
+`require` a call that cannot be bridged is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from capture.engines.answer.reader import Reader
+from capture.engines.base import CHAT, Engine
+from capture.record import Ids, TokenCapture
+from capture.token_in.bridge import NOTHING_TO_BRIDGE, REASONS
+from capture.token_in.parent import Conversation, Parent, parent
+from proxy.errors import NotBridged, UpstreamError
+from proxy.token_in.call_history import HeldCalls, held_call
+from proxy.token_in.render import Bridging, NoBridge, Template
+from proxy.upstream.replicas import Replica
+
+log = logging.getLogger("proxy")
+
+#: How often in a row the engine's tokenizer may fail before it is left alone.
+FAILURES = 3
+#: What was learned is kept for this many sets of tools and options a session; an agent may change them at every call.
+TEMPLATES = 256
+
+
+@dataclass(slots=True)
+class Plan:
+    """What token-in makes of one call: the `prompt` to send, or the `reason` why there is none."""
+
+    conversation: Conversation | None = None
+    continues: int | None = None
+    prompt: Ids | None = None
+    rendered: Ids | None = None
+    template: Template | None = None
+    closing: int = 0
+    reason: str | None = None
+    detail: str | None = None
+
+    def drop(self, reason: str, detail: str | None = None) -> None:
+        """The call goes as the agent sent it, for `reason`."""
+        self.prompt, self.reason, self.detail = None, reason, detail
+
+    def sentence(self) -> str:
+        return REASONS[self.reason or "failed"] + (f" ({self.detail})" if self.detail else "")
+
+
+@dataclass(slots=True)
+class TokenIn:
+    """One session's held calls and what its engine was found to do."""
+
+    session: str
+    mode: str
+    #: Whether the session's journal had calls before it: replies may be theirs.
+    opened_again: bool = False
+    off: str | None = None
+    bridged: int = 0
+    not_bridged: Counter[str] = field(default_factory=Counter)
+    held: HeldCalls = field(default_factory=HeldCalls)
+    _templates: dict[tuple[str, int], Template] = field(default_factory=dict)
+    _failures: int = 0
+
+    async def plan(self, replica: Replica, engine: Engine, wire: str, body: dict[str, Any]) -> Plan:
+        """The plan for a call with this body (as it goes upstream). Never raises; see `require`."""
+        plan = Plan()
+        try:
+            plan.reason = await self._plan(plan, replica, engine, wire, body)
+        except (UpstreamError, TimeoutError):
+            plan.drop("no_rendering")
+        except Exception as error:
+            log.exception("session %s: token-in failed", self.session)
+            plan.drop("failed", f"{type(error).__name__}: {error}")
+        self._failures = self._failures + 1 if plan.reason == "no_rendering" else 0
+        if self._failures >= FAILURES:
+            self._turn_off("no_rendering", f"{FAILURES} times in a row")
+        return plan
+
+    def require(self, plan: Plan) -> None:
+        """Raises `NotBridged` where a bridge is required and there is none."""
+        if self.mode == "require" and plan.prompt is None and plan.reason not in NOTHING_TO_BRIDGE:
+            raise NotBridged(
+                f"token-in is required, and this call cannot be bridged: {plan.sentence()} [{plan.reason}]; "
+                "with --token-in auto it would be sent as it is"
+            )
+
+    async def _plan(self, plan: Plan, replica: Replica, engine: Engine, wire: str, body: dict[str, Any]) -> str | None:
+        """The code of a reason for no bridge, or None with the plan filled in."""
+        if wire != CHAT:
+            return "not_chat"
+        if not engine.takes_prompt_ids:
+            if not self.not_bridged["engine_cannot"]:
+                log.warning("session %s: no token-in: %s", self.session, REASONS["engine_cannot"])
+            return "engine_cannot"
+        plan.conversation = now = Conversation.of(body)
+        if now is None or not _writable(body):
+            plan.conversation = None
+            return "unreadable"
+        if self.off is not None:
+            plan.detail = self.off
+            return "turned_off" if now.replies else "begins"
+        found = parent(now, self.held, self.held.known)
+        if isinstance(found, str):
+            return "opened_again" if found == "begins" and now.replies and self.opened_again else found
+        self.held.used(found.held)
+        plan.continues = found.held.call
+        if engine.brings_prompt(body):
+            return "own_prompt_ids"
+        if _has_media(body["messages"]):
+            return "media"
+        return await self._bridge(plan, found, replica, engine, body)
+
+    async def _bridge(
+        self, plan: Plan, found: Parent, replica: Replica, engine: Engine, body: dict[str, Any]
+    ) -> str | None:
+        assert plan.conversation is not None
+        plan.template = self._template(replica.label, plan.conversation.options)
+        bridging = Bridging(found, plan.conversation, plan.template, replica, engine, body)
+        try:
+            made = await bridging.bridge()
+        except NoBridge as no:
+            if no.surprise:
+                self._turn_off(no.code)
+            return no.code
+        finally:
+            plan.rendered = bridging.rendered
+        plan.prompt, plan.closing = made.prompt, made.closing
+        return None
+
+    def _template(self, label: str, options: int) -> Template:
+        found = self._templates.get((label, options))
+        if found is None:
+            found = self._templates[label, options] = Template()
+            if len(self._templates) > TEMPLATES:
+                del self._templates[next(iter(self._templates))]
+        return found
+
+    def _turn_off(self, reason: str, detail: str = "") -> None:
+        if self.off is None:
+            self.off = REASONS[reason] + (f", {detail}" if detail else "")
+            log.warning("session %s: token-in is off from now on: %s", self.session, self.off)
+        self.held.clear()
+
+    # when the call is over
+
+    def over(
+        self,
+        plan: Plan,
+        call: int,
+        engine: Engine | None,
+        body: dict[str, Any],
+        outcome: str,
+        capture: TokenCapture | None,
+        reader: Reader | None,
+    ) -> dict[str, Any]:
+        """Holds an answered call for those that go on from it; what the call's record says of token-in."""
+        told = None if capture is None else capture.prompt_token_ids
+        if plan.prompt is not None and outcome != "error" and told != plan.prompt:
+            plan.drop("prompt_not_told" if told is None else "prompt_not_used")
+            if told is not None:
+                self._turn_off("prompt_not_used")
+        elif (
+            plan.prompt is None and outcome == "ok" and told is not None and plan.rendered is not None and plan.template
+        ):
+            if told == plan.rendered:
+                plan.template.trusted = True
+            else:
+                self._turn_off("rendering_differs")
+        if self.off is None and engine and plan.conversation is not None and outcome == "ok" and reader is not None:
+            try:
+                rendered = plan.rendered if plan.prompt is not None else None
+                self.held.add(held_call(call, plan.conversation, rendered, engine, body, capture, reader.assembled()))
+            except Exception as error:
+                log.exception("session %s: token-in cannot hold call %d (%s)", self.session, call, error)
+        return self._record(plan)
+
+    def _record(self, plan: Plan) -> dict[str, Any]:
+        bridged = plan.prompt is not None
+        if not bridged and plan.reason is None:
+            plan.reason = "not_sent"
+        if bridged:
+            self.bridged += 1
+        else:
+            self.not_bridged[plan.reason or ""] += 1
+        row: dict[str, Any] = {"mode": self.mode, "bridged": bridged, "reason": plan.reason}
+        if plan.reason is not None:
+            row["detail"] = plan.sentence()
+        if plan.continues is not None:
+            row["continues"] = plan.continues
+        if bridged:
+            row["closing_ids"] = plan.closing
+            if plan.rendered is not None and plan.rendered != plan.prompt:
+                row["rendered_prompt_token_ids"] = plan.rendered.json()
+        return row
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "mode": self.mode,
+            "bridged": self.bridged,
+            "not_bridged": dict(self.not_bridged),
+            "turned_off": self.off,
+        }
+
+
+def _writable(body: dict[str, Any]) -> bool:
+    """Whether the request's other fields are what orjson writes: ids go into no other."""
+    try:
+        orjson.dumps({name: value for name, value in body.items() if name not in ("messages", "tools")})
+    except TypeError:
+        return False
+    return True
+
+
+def _has_media(messages: Sequence[Any]) -> bool:
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            if not isinstance(part, str) and (not isinstance(part, dict) or part.get("type", "text") != "text"):
+                return True
+    return False

@@ -1,0 +1,1 @@
+"""The engine side: connections, pool, replicas, probe."""

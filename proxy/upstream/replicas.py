@@ -1,0 +1,234 @@
+"""Engines that serve one model: a session stays where its prefix cache is, and leaves a replica that is down."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Generator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+import orjson
+
+from capture.engines import detect, engine, sampling_defaults
+from capture.engines.base import Engine, Question, Reader
+from proxy.dialects.chat import dumps
+from proxy.errors import UpstreamError
+from proxy.settings import upstream_base
+from proxy.upstream.client import Client, Headers, Timeouts
+from proxy.upstream.pool import HttpClient
+
+T = TypeVar("T")
+log = logging.getLogger("proxy")
+
+#: A replica that could not be reached is left alone until it answers again, unless no other is left; asked this often.
+REST = 5.0
+#: Seconds without a call after which an engine is asked again what it is. No engine loads its weights in less, so one
+#: that was started anew in between, with other weights or of another version, is noticed: here, or by calls that fail.
+SILENCE = 10.0
+
+
+@dataclass(eq=False)
+class Replica:
+    """One engine: how to reach it, and what it turned out to be."""
+
+    label: str
+    client: Client
+    key: str | None
+    engine_name: str = "auto"
+    engine: Engine | None = None
+    version: str | None = None
+    #: What it samples with where nothing was sent; None where it does not say (vLLM, SGLang).
+    sampling_defaults: dict[str, Any] | None = None
+    #: Wires on which it refused capture fields in a stream: those are called unstreamed from then on.
+    buffered: set[str] = field(default_factory=set)
+    #: Wires on which an unstreamed call brought no more than a streamed one.
+    streams_anyway: set[str] = field(default_factory=set)
+    #: What no agent and no record may see of it: its key, and its address where that is no ordinary word.
+    secrets: tuple[bytes, ...] = ()
+    sessions: int = 0
+    down: bool = False
+    used_at: float = field(default_factory=time.monotonic)
+    #: Whether another engine may be at its address by now.
+    doubted: bool = False
+    _asking: asyncio.Task[None] | None = None
+    _detecting: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def identify(self) -> Engine:
+        """Which engine this is: as told by the settings, else asked. Raises `UpstreamError` when it is down.
+
+        It is asked again after it could not be reached, broke off an answer, or was silent for a while.
+        """
+        now = time.monotonic()
+        if now - self.used_at > SILENCE:
+            self.doubted = True
+        self.used_at = now
+        if self.engine is not None and not self.doubted:
+            return self.engine
+        async with self._detecting:
+            if self.engine is None or self.doubted:
+                name, version, unsure = self.engine_name, None, False
+                if name in ("auto", "vllm", "sglang", "llamacpp"):
+                    seen, version, unsure = await self._look()
+                    name = seen if name == "auto" else name
+                if self.engine is not None and (self.engine.name, self.version) != (name, version):
+                    log.warning("%s is another engine now: %s %s", self.label, name, version or "")
+                    self.buffered.clear()
+                    self.streams_anyway.clear()
+                self.engine, self.version, self.doubted = engine(name), version, unsure
+        return self.engine
+
+    def is_down(self) -> None:
+        """Left alone from now on, and asked now and then whether it is back."""
+        self.down = True
+        self.doubted = True  # what comes back may be another version: it is asked again
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.ensure_future(self._until_it_answers())
+
+    async def _until_it_answers(self) -> None:
+        while self.down:
+            await asyncio.sleep(REST)
+            with suppress(UpstreamError):
+                (await self.client.send("GET", "/health", self.auth([]), b"")).close()
+                self.down = False  # whatever it said, it speaks
+
+    async def close(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+        await self.client.close()
+
+    async def _look(self) -> tuple[str, str | None, bool]:
+        """Name, version, and whether to ask again at the next call: a gateway may answer before its engine does."""
+        answers: dict[str, Any] = {}
+        status = 0
+        self.sampling_defaults = None
+        for path in ("/version", "/get_model_info", "/server_info", "/props", "/v1/models"):
+            status, answers[path] = await self._answer("GET", path, None)
+            found = detect(answers)
+            if found is not None:
+                self.sampling_defaults = sampling_defaults(answers)
+                return *found, False
+        return "other", None, status >= 500
+
+    async def get_json(self, path: str, *, method: str = "GET", body: Any = None) -> Any:
+        """The JSON an engine answers on a side route, or None where it has no such route."""
+        return (await self._answer(method, path, body))[1]
+
+    async def status(self, path: str) -> int:
+        """What an engine answers to GET `path`. Raises `UpstreamError`."""
+        return (await self._answer("GET", path, None))[0]
+
+    async def _answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+        payload = b"" if body is None else dumps(body)
+        response = await self.client.send(method, path, self.auth([(b"accept", b"application/json")], payload), payload)
+        try:
+            data = await response.read()
+        finally:
+            response.close()
+        if response.status != 200:
+            return response.status, None
+        try:
+            return 200, orjson.loads(data)
+        except orjson.JSONDecodeError:
+            return 200, None
+
+    async def answer_questions(self, engine: Engine, reader: Reader) -> None:
+        """Asks what the engine's answer does not say and its other routes do (llama.cpp: the prompt's ids)."""
+        questions = engine.questions(reader)
+        if questions is not None:
+            with suppress(UpstreamError, RecursionError):  # nested deeper than it can be written: not asked
+                await self.ask(questions)
+
+    async def ask(self, questions: Generator[Question, Any, T]) -> T:
+        """What the questions come to, each answered with JSON or None. Raises `UpstreamError`."""
+        try:
+            path, body = next(questions)
+            while True:
+                path, body = questions.send(await self.get_json(path, method="POST", body=body))
+        except StopIteration as end:
+            return cast(T, end.value)
+
+    def scrub(self, data: bytes) -> bytes:
+        """`data` without this engine's key and address: for errors, and for headers; never for model text."""
+        for secret in self.secrets:
+            if secret in data:
+                data = data.replace(secret, b"***")
+        return data
+
+    def auth(self, headers: Headers, body: bytes = b"") -> Headers:
+        """`headers` with this engine's key, and the content type of a JSON body."""
+        made = list(headers)
+        if self.key:
+            made.append((b"authorization", b"Bearer " + self.key.encode()))
+        if body:
+            made.append((b"content-type", b"application/json"))
+        return made
+
+
+class Replicas:
+    """The engines a session may use; each session keeps to one while it answers."""
+
+    def __init__(
+        self, urls: list[str], *, key: str | None = None, engine_name: str = "auto", timeouts: Timeouts | None = None
+    ) -> None:
+        """Raises `SettingsError` for an address that is none."""
+        self.all = [
+            Replica(
+                f"replica-{number}",
+                make_client(upstream_base(url), timeouts or Timeouts()),
+                key,
+                engine_name,
+                secrets=_secrets(upstream_base(url), key),
+            )
+            for number, url in enumerate(urls)
+        ]
+
+    def pick(
+        self, current: Replica | None, avoid: set[Replica] | None = None, home: Replica | None = None
+    ) -> Replica | None:
+        """The session's first replica, its `home`, while it is up; else the one it is on; else the one with the fewest
+        sessions; None when all are tried.
+        """
+        if current is not None and current is home and not avoid and not current.down:
+            return current
+        choice = [one for one in self.all if not avoid or one not in avoid]
+        up = [one for one in choice if not one.down] or choice
+        chosen = home if home in up else current if current in up else min(up, key=_sessions, default=None)
+        if chosen is not current:
+            self.leave(current)
+            if chosen is not None:
+                chosen.sessions += 1
+        return chosen
+
+    def failed(self, replica: Replica) -> None:
+        replica.is_down()
+
+    def leave(self, replica: Replica | None) -> None:
+        """A session goes elsewhere, or is over."""
+        if replica is not None:
+            replica.sessions -= 1
+
+    async def close(self) -> None:
+        for replica in self.all:
+            await replica.close()
+
+
+def _sessions(replica: Replica) -> int:
+    return replica.sessions
+
+
+def _secrets(base: str, key: str | None) -> tuple[bytes, ...]:
+    """A key shorter than any real one (`EMPTY`, say) is none, and would be a word of error texts."""
+    address = base.partition("://")[2].partition("/")[0]
+    return tuple(one.encode() for one in (key, address) if one and len(one) > 7 and (one is key or not one.isalnum()))
+
+
+def make_client(base: str, timeouts: Timeouts) -> Client:
+    if base.startswith("https:"):
+        from proxy.upstream.httpx_client import HostedClient  # httpx is a third of the memory of a proxy at rest
+
+        return HostedClient(base, timeouts)
+    return HttpClient(base, timeouts)

@@ -1,0 +1,1 @@
+"""Several proxy processes behind one address."""
