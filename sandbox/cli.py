@@ -16,17 +16,25 @@ import typer
 
 from capture.token_in.bridge import MODES, MODES_HELP
 from proxy import misspelt_sampling
-from sandbox import images, reaper
 from sandbox.agents import find_agent
-from sandbox.docker import connect
+from sandbox.containers import images, reaper
+from sandbox.containers.docker import connect
+from sandbox.containers.pool import House
 from sandbox.errors import JobError, SandboxError, Stopped, TaskError
-from sandbox.house import House
-from sandbox.job import Options, Outcome, default_job_name, run_job
-from sandbox.progress import Progress
-from sandbox.provider import API_KEY, BASE_URL, CAPTURE, Provider, check_reachable, read_provider, without_tokens
-from sandbox.rollout import Plan
-from sandbox.scaffold import write_task
-from sandbox.task import Task, find_folders, find_tasks, load_task
+from sandbox.rollouts.job import Options, Outcome, default_job_name, run_job
+from sandbox.rollouts.model_endpoint import (
+    API_KEY,
+    BASE_URL,
+    CAPTURE,
+    Provider,
+    check_reachable,
+    read_provider,
+    without_tokens,
+)
+from sandbox.rollouts.progress import Progress
+from sandbox.rollouts.rollout import Plan
+from sandbox.tasks.scaffold import write_task
+from sandbox.tasks.task import Task, find_folders, find_tasks, load_task
 
 ENV_HELP = (
     f"NAME=VALUE for the agent; NAME alone takes it from here. {BASE_URL} and {API_KEY} say where the engine is and "
@@ -304,7 +312,7 @@ def demo_command(
     """The whole loop on this machine: a real model, rollouts, rewards, and rows for a trainer."""
     from rich.console import Console
 
-    from sandbox.demo import demo
+    from sandbox.demo.captures import demo
 
     demo(Console(), out)
 

@@ -17,12 +17,12 @@ import httpx
 import typer
 from rich.console import Console
 
-from sandbox import images
 from sandbox.agents import AGENTS
-from sandbox.docker import connect
-from sandbox.engine import INSTALL
+from sandbox.containers import images
+from sandbox.containers.docker import connect
+from sandbox.containers.network import gateway_of, iptables
+from sandbox.embedded_engine import INSTALL
 from sandbox.errors import DockerError
-from sandbox.network import gateway_of, iptables
 
 WANTED_DISK_GB = 10
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import docker
 import pytest
 
-from sandbox.engine import EmbeddedEngine
+from sandbox.embedded_engine import EmbeddedEngine
 
 HERE = Path(__file__).parent
 # A shell that starts the tests in the background has Ctrl-C ignored, and what they start would inherit that.

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from sandbox.acp import converse
-from sandbox.box import Box, Ran, run
+from sandbox.agents.acp import converse
+from sandbox.agents.trajectory import Trajectory
+from sandbox.containers.base import Box, Ran, run
 from sandbox.errors import AgentError
-from sandbox.hardening import Prepared
-from sandbox.task import Task
-from sandbox.trajectory import Trajectory
+from sandbox.scoring.hardening import Prepared
+from sandbox.tasks.task import Task
 
 HOME = "/opt/benchflow"
 #: Tokens of context that an agent is told where --agent-env BENCHFLOW_CONTEXT_WINDOW says nothing.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from sandbox.agents.base import HOME, Scene
-from sandbox.agents.npm import install_packages, path_of
-from sandbox.box import Box
+from sandbox.agents.install_npm import install_packages, path_of
+from sandbox.containers.base import Box
 
 PACKAGE = "@agentclientprotocol/claude-agent-acp@0.101.0"
 PROGRAM = f"{HOME}/claude/node_modules/.bin/claude-agent-acp"

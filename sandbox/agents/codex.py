@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sandbox.agents.base import HOME, Scene
-from sandbox.agents.npm import install_packages, path_of
-from sandbox.box import Box
+from sandbox.agents.install_npm import install_packages, path_of
+from sandbox.containers.base import Box
 
 ADAPTER = "@agentclientprotocol/codex-acp@2.6.0"
 CODEX = "@openai/codex@0.166.0"

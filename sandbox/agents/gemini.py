@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from sandbox.agents.base import HOME, Scene
-from sandbox.agents.npm import install_packages, path_of
-from sandbox.box import Box
+from sandbox.agents.install_npm import install_packages, path_of
+from sandbox.containers.base import Box
 
 PACKAGE = "@google/gemini-cli@0.61.0"
 PROGRAM = f"{HOME}/gemini/node_modules/.bin/gemini"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.agents.base import HOME, Scene
-from sandbox.box import Box, file_archive, run
+from sandbox.containers.base import Box, file_archive, run
 from sandbox.errors import AgentError, InstallError
 
 SOURCE = Path(__file__).with_name("mini_agent.py")

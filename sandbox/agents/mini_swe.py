@@ -10,10 +10,10 @@ import json
 from typing import Any
 
 from sandbox.agents.base import HOME, Scene
-from sandbox.agents.npm import INSTALL_SECONDS, registries
-from sandbox.box import Box, plain_files, run
+from sandbox.agents.install_npm import INSTALL_SECONDS, registries
+from sandbox.agents.trajectory import Trajectory
+from sandbox.containers.base import Box, plain_files, run
 from sandbox.errors import AgentError, InstallError
-from sandbox.trajectory import Trajectory
 
 VERSION, LITELLM = "2.4.6", "1.110.2"
 ROOT = f"{HOME}/mini-swe-agent"

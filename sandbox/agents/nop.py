@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sandbox.agents.base import Scene
-from sandbox.box import Box
+from sandbox.containers.base import Box
 
 
 class Nop:

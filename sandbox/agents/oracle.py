@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sandbox.agents.base import Scene
-from sandbox.box import Box, folder_archive, run
+from sandbox.containers.base import Box, folder_archive, run
 from sandbox.errors import AgentError
-from sandbox.verifier import fill
+from sandbox.scoring.verifier import fill
 
 
 class Oracle:

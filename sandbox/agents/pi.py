@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 
 from sandbox.agents.base import HOME, Scene
-from sandbox.agents.npm import install_packages, path_of
-from sandbox.box import Box
+from sandbox.agents.install_npm import install_packages, path_of
+from sandbox.containers.base import Box
 
 ADAPTER = "pi-acp@0.0.24"
 PI = "@earendil-works/pi-coding-agent@0.74.2"

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from sandbox.agents.base import HOME, Scene
-from sandbox.agents.npm import install_packages, path_of
-from sandbox.box import Box
+from sandbox.agents.install_npm import install_packages, path_of
+from sandbox.containers.base import Box
 
 PACKAGE = "@qwen-code/qwen-code@0.24.4"
 PROGRAM = f"{HOME}/qwen-code/node_modules/.bin/qwen"

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from sandbox.agents import find_agent
-from sandbox.engine import EmbeddedEngine
-from sandbox.provider import Provider
-from sandbox.task import load_task
+from sandbox.embedded_engine import EmbeddedEngine
+from sandbox.rollouts.model_endpoint import Provider
+from sandbox.tasks.task import load_task
 from tests.sandbox.agent_runs import TASK, check_whole, read_back, scripted
 from tests.sandbox.scripted_engine import Body, Said, call_shell, side_answer
 from tests.sandbox.support import attempt

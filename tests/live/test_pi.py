@@ -8,9 +8,9 @@ import pytest
 
 from capture.journal.journal import JournalReader
 from sandbox.agents import find_agent
-from sandbox.engine import EmbeddedEngine
-from sandbox.provider import Provider
-from sandbox.task import load_task
+from sandbox.embedded_engine import EmbeddedEngine
+from sandbox.rollouts.model_endpoint import Provider
+from sandbox.tasks.task import load_task
 from tests.sandbox.support import attempt
 
 TASK = Path(__file__).parents[1] / "sandbox" / "tasks" / "write-number"

@@ -16,8 +16,8 @@ import pytest
 
 from capture.journal.layout import JOURNAL
 from proxy import ProxyThread, Settings
-from sandbox.demo import TOOL_MESSAGES, WRITE_TOOL
-from sandbox.engine import TEMPLATE
+from sandbox.demo.captures import TOOL_MESSAGES, WRITE_TOOL
+from sandbox.embedded_engine import TEMPLATE
 from tests.live.conftest import LiveEngine
 from train.rollouts import find_rollouts
 from train.tokens import RolloutTokens, read_tokens

@@ -9,7 +9,7 @@ import pytest
 from google import genai
 from google.genai import errors, types
 
-from sandbox.engine import EmbeddedEngine
+from sandbox.embedded_engine import EmbeddedEngine
 from tests.proxy import responses_cases
 from tests.proxy.conftest import Bench, Started
 from tests.proxy.fake_engine import FakeEngine, answers, replays, streams, transcript

@@ -8,7 +8,7 @@ import anthropic
 import pytest
 
 from capture.schemas import validator
-from sandbox.engine import EmbeddedEngine
+from sandbox.embedded_engine import EmbeddedEngine
 from tests.proxy.conftest import Started
 from tests.proxy.messages_cases import CASES
 

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from capture.journal.journal import Call
-from sandbox.engine import EmbeddedEngine
+from sandbox.embedded_engine import EmbeddedEngine
 from tests.proxy.conftest import Bench, Started
 
 WEATHER = {

@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 
 from capture.journal.journal import Call
 from capture.schemas import validator
-from sandbox.engine import EmbeddedEngine
+from sandbox.embedded_engine import EmbeddedEngine
 from tests.proxy.conftest import Bench, Started
 from tests.proxy.fake_engine import FakeEngine, Seen, answers, replays, streams, transcript
 from tests.proxy.responses_cases import CASES, STEADY

@@ -10,8 +10,8 @@ from typing import Any
 from capture.journal.call import Call
 from capture.journal.journal import JournalReader
 from sandbox.agents import find_agent
-from sandbox.provider import Provider
-from sandbox.task import load_task
+from sandbox.rollouts.model_endpoint import Provider
+from sandbox.tasks.task import load_task
 from tests.sandbox.scripted_engine import Script, ScriptedEngine, write_the_number
 from tests.sandbox.support import Seen, attempt
 from train.coverage import Covered, coverage

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.agents import Agent, Scene
-from sandbox.box import Box, run
-from sandbox.job import Options, Outcome, run_job
-from sandbox.progress import Progress
-from sandbox.provider import Provider
-from sandbox.rollout import Plan
-from sandbox.task import Task, load_task
+from sandbox.containers.base import Box, run
+from sandbox.rollouts.job import Options, Outcome, run_job
+from sandbox.rollouts.model_endpoint import Provider
+from sandbox.rollouts.progress import Progress
+from sandbox.rollouts.rollout import Plan
+from sandbox.tasks.task import Task, load_task
 
 #: Passes when answer.txt holds 42; says nothing about how it came there.
 TEST_SH = """#!/bin/bash

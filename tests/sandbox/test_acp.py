@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from sandbox import acp
-from sandbox.agents import Scene
-from sandbox.box import STDOUT, Box, file_archive, run
+from sandbox.agents import Scene, acp
+from sandbox.agents.trajectory import Trajectory
+from sandbox.containers.base import STDOUT, Box, file_archive, run
 from sandbox.errors import AgentError
-from sandbox.hardening import SAFE_PATH, Prepared, Scan
-from sandbox.trajectory import Trajectory
+from sandbox.scoring.hardening import SAFE_PATH, Prepared, Scan
 from tests.sandbox.support import Seen, attempt, make_task
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "piacp.json").read_text())

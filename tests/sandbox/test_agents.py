@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from sandbox import acp, images, trajectory
 from sandbox.agents import (
     AGENTS,
     Model,
     Scene,
+    acp,
     claude,
     codex,
     find_agent,
@@ -28,16 +28,18 @@ from sandbox.agents import (
     opencode,
     pi,
     qwen,
+    trajectory,
 )
-from sandbox.box import Box, file_archive, run
-from sandbox.docker import Container, Limits, connect
+from sandbox.agents.trajectory import Trajectory
+from sandbox.containers import images
+from sandbox.containers.base import Box, file_archive, run
+from sandbox.containers.docker import Container, Limits, connect
 from sandbox.errors import InstallError
-from sandbox.hardening import SAFE_PATH, Prepared, Scan
-from sandbox.job import Options, run_job
-from sandbox.progress import Progress
-from sandbox.provider import Provider
-from sandbox.rollout import Plan
-from sandbox.trajectory import Trajectory
+from sandbox.rollouts.job import Options, run_job
+from sandbox.rollouts.model_endpoint import Provider
+from sandbox.rollouts.progress import Progress
+from sandbox.rollouts.rollout import Plan
+from sandbox.scoring.hardening import SAFE_PATH, Prepared, Scan
 from tests.sandbox.agent_runs import check_whole, scripted
 from tests.sandbox.scripted_engine import Body, Said, ScriptedEngine
 from tests.sandbox.support import Seen, make_task

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from capture.journal.journal import JournalReader
-from sandbox.engine import EmbeddedEngine
-from sandbox.provider import Provider
+from sandbox.embedded_engine import EmbeddedEngine
+from sandbox.rollouts.model_endpoint import Provider
 from tests.sandbox.support import ShellAgent, attempt, make_task
 
 pytestmark = pytest.mark.docker

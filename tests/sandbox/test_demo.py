@@ -11,8 +11,8 @@ from rich.console import Console
 from capture.journal.journal import Call, JournalReader
 from capture.journal.layout import JOURNAL
 from proxy import ProxyThread, Settings
-from sandbox.demo import KINDS, calls_demo, detokenizer, token_page
-from sandbox.engine import EmbeddedEngine
+from sandbox.demo.captures import KINDS, calls_demo, detokenizer, token_page
+from sandbox.embedded_engine import EmbeddedEngine
 from tests.train.build import conversation, make_rollout
 
 

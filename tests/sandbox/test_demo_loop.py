@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sandbox import demo_loop
 from sandbox.agents.mini import Mini
-from sandbox.box import run
-from sandbox.engine import EmbeddedEngine
-from sandbox.local import LocalBox, LocalHouse
+from sandbox.containers.base import run
+from sandbox.containers.local import LocalBox, LocalHouse
+from sandbox.demo import rollouts
+from sandbox.embedded_engine import EmbeddedEngine
 
 
 def test_without_docker_the_loop_runs_in_plain_folders_and_says_so(
     tmp_path: Path, engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    monkeypatch.setattr(demo_loop, "GROUP", 4)
+    monkeypatch.setattr(rollouts, "GROUP", 4)
     console = Console(file=io.StringIO(), width=200)
-    demo_loop.loop_demo(console, engine, tmp_path)
+    rollouts.loop_demo(console, engine, tmp_path)
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
     assert "in a plain folder, which is no sandbox (no Docker engine answers at" in shown
@@ -56,7 +56,7 @@ def test_a_plain_folder_maps_a_tasks_paths_and_no_others() -> None:
 
 def test_a_plain_folders_house_cleans_up() -> None:
     house = LocalHouse()
-    task = demo_loop.load_task(demo_loop.TASK)
+    task = rollouts.load_task(rollouts.TASK)
     box = house.box(task, Mini(), "r")
     assert isinstance(box, LocalBox) and (box.root / "opt" / "benchflow" / "mini_agent.py").exists()
     house.close()

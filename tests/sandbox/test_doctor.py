@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.doctor import Finding, examine
-from sandbox.engine import EmbeddedEngine
+from sandbox.embedded_engine import EmbeddedEngine
 from tests.sandbox.support import bridge_address
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from sandbox.engine import EmbeddedEngine, default_threads
+from sandbox.embedded_engine import EmbeddedEngine, default_threads
 from sandbox.errors import EngineError
 
 ROOT = Path(__file__).parents[2]
@@ -145,7 +145,7 @@ def test_our_own_sentence_is_told_also_where_llama_cpp_had_the_last_word() -> No
 def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
     bare = subprocess.run(
-        [tmp_path / "bare/bin/python", "-m", "sandbox.engine"],
+        [tmp_path / "bare/bin/python", "-m", "sandbox.embedded_engine"],
         env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]},
         cwd=tmp_path,
         capture_output=True,

@@ -15,11 +15,11 @@ from pathlib import Path
 import docker
 import pytest
 
-from sandbox import reaper
-from sandbox.docker import connect
-from sandbox.engine import EmbeddedEngine
+from sandbox.containers import reaper
+from sandbox.containers.docker import connect
+from sandbox.embedded_engine import EmbeddedEngine
 from sandbox.errors import JobError
-from sandbox.provider import Provider
+from sandbox.rollouts.model_endpoint import Provider
 from tests.sandbox.support import TEST_SH, Seen, ShellAgent, attempt, attempt_all, bridge_address, make_task
 
 pytestmark = [pytest.mark.usefixtures("docker_client"), pytest.mark.docker]
@@ -374,7 +374,7 @@ def test_a_fork_bomb_stays_in_its_own_sandbox(tmp_path: Path) -> None:
 
 
 def test_a_filled_disk_ends_the_rollout_not_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandbox.house.DISK_WATCH_SECONDS", 0.3)
+    monkeypatch.setattr("sandbox.containers.pool.DISK_WATCH_SECONDS", 0.3)
     script = "for i in $(seq 1000); do head -c 8M /dev/zero > /tmp/f$i; sleep 0.05; done"
     seen = attempt(tmp_path, make_task(tmp_path, sandbox="storage_mb: 100", agent="timeout_sec: 60"), script)
     assert seen.result["error_category"] == "disk_full"

@@ -20,16 +20,16 @@ import docker
 import pytest
 
 from capture.journal.layout import JobDir
-from sandbox import reaper
 from sandbox.agents.nop import Nop
 from sandbox.cli import read_sampling
+from sandbox.containers import reaper
+from sandbox.containers.network import Network, bridge_of, iptables
 from sandbox.errors import JobError
-from sandbox.job import Options, Outcome, run_job
-from sandbox.jobfiles import open_job
-from sandbox.network import Network, bridge_of, iptables
-from sandbox.progress import Progress
-from sandbox.rollout import Plan
-from sandbox.task import Task, load_task
+from sandbox.rollouts.job import Options, Outcome, run_job
+from sandbox.rollouts.job_folder import open_job
+from sandbox.rollouts.progress import Progress
+from sandbox.rollouts.rollout import Plan
+from sandbox.tasks.task import Task, load_task
 from tests.sandbox.support import ShellAgent, attempt, make_task
 
 TASKS = Path(__file__).parent / "tasks"

@@ -10,8 +10,8 @@ import docker
 import httpx
 import pytest
 
-from sandbox.egress import Egress
-from sandbox.network import gateway_of
+from sandbox.containers.egress_proxy import Egress
+from sandbox.containers.network import gateway_of
 from tests.sandbox.support import attempt, bridge_address, make_task
 
 pytestmark = pytest.mark.docker
@@ -109,9 +109,9 @@ def test_sandboxes_of_one_job_do_not_reach_each_other(tmp_path: Path, docker_cli
     """Each serves a page and looks for its neighbours'; `public`, where they have the internet."""
     import io
 
-    from sandbox.job import Options, run_job
-    from sandbox.progress import Progress
-    from sandbox.rollout import Plan
+    from sandbox.rollouts.job import Options, run_job
+    from sandbox.rollouts.progress import Progress
+    from sandbox.rollouts.rollout import Plan
     from tests.sandbox.support import ShellAgent
 
     script = """python3 - <<'END'

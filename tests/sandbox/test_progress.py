@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.progress import Progress, verdict
+from sandbox.rollouts.progress import Progress, verdict
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sandbox.errors import TaskError
-from sandbox.scaffold import write_task
-from sandbox.task import find_tasks, load_task
+from sandbox.tasks.scaffold import write_task
+from sandbox.tasks.task import find_tasks, load_task
 
 TASKS = Path(__file__).parent / "tasks"
 

@@ -10,13 +10,13 @@ import docker
 import pytest
 
 from capture.journal.journal import JournalReader
-from sandbox import reaper
-from sandbox.engine import EmbeddedEngine
-from sandbox.job import Options, run_job
-from sandbox.progress import Progress
-from sandbox.provider import Provider
-from sandbox.rollout import Plan
-from sandbox.task import load_task
+from sandbox.containers import reaper
+from sandbox.embedded_engine import EmbeddedEngine
+from sandbox.rollouts.job import Options, run_job
+from sandbox.rollouts.model_endpoint import Provider
+from sandbox.rollouts.progress import Progress
+from sandbox.rollouts.rollout import Plan
+from sandbox.tasks.task import load_task
 from tests.sandbox.support import ShellAgent, make_task
 
 MARKED = """python3 - <<'END'

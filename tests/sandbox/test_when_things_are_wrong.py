@@ -18,15 +18,15 @@ from sandbox.agents import find_agent
 from sandbox.agents.mini import Mini
 from sandbox.agents.nop import Nop
 from sandbox.agents.oracle import Oracle
-from sandbox.docker import connect
-from sandbox.engine import EmbeddedEngine
+from sandbox.containers.docker import connect
+from sandbox.embedded_engine import EmbeddedEngine
 from sandbox.errors import DockerError, JobError
-from sandbox.job import Options, run_job
-from sandbox.progress import Progress
-from sandbox.provider import Provider, check_reachable, without_tokens
-from sandbox.results import outcome
-from sandbox.rollout import Plan
-from sandbox.task import load_task
+from sandbox.rollouts.job import Options, run_job
+from sandbox.rollouts.model_endpoint import Provider, check_reachable, without_tokens
+from sandbox.rollouts.progress import Progress
+from sandbox.rollouts.result_files import outcome
+from sandbox.rollouts.rollout import Plan
+from sandbox.tasks.task import load_task
 from tests.sandbox.support import Seen, ShellAgent, attempt, attempt_all, make_task
 
 pytestmark = [pytest.mark.usefixtures("docker_client"), pytest.mark.docker]
@@ -122,7 +122,7 @@ def test_a_prompt_that_outruns_its_budget_is_still_judged(judged: dict[str, Seen
 
 def test_the_message_of_the_default_budget_is_the_seeds(tmp_path: Path) -> None:
     from sandbox.agents import Scene
-    from sandbox.trajectory import Trajectory
+    from sandbox.agents.trajectory import Trajectory
 
     plan = Plan(job="j", agent=Nop(), provider=None)
     scene = Scene.__new__(Scene)
@@ -286,7 +286,7 @@ def test_the_engines_starter_is_waited_for_and_a_stranger_in_the_sandbox_is_not_
         return {"Processes": [starter]} if stays or listed[0] < 3 else top(api, container, *rest)
 
     monkeypatch.setattr(docker.APIClient, "top", slow)
-    monkeypatch.setattr("sandbox.docker.SETTLES", 0.3 if stays else 20.0)
+    monkeypatch.setattr("sandbox.containers.docker.SETTLES", 0.3 if stays else 20.0)
     seen = attempt(tmp_path, make_task(tmp_path), "echo 42 > answer.txt")
     if stays:
         told = "processes of the agent are still in the sandbox (root 17 runc init); nothing it did can be trusted"

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 from playwright.sync_api import Page, sync_playwright
 
-from sandbox.engine import EmbeddedEngine
+from sandbox.embedded_engine import EmbeddedEngine
 from tests.train.browser import ARGUMENTS, ROOT, chromium, served
 from tests.train.smollm import smollm
 from tests.train.view_job import demo_job, sea_job

@@ -9,11 +9,11 @@ from pathlib import Path
 import docker
 
 from capture.schemas import validator
-from sandbox.engine import EmbeddedEngine
-from sandbox.job import Options, run_job
-from sandbox.progress import Progress
-from sandbox.provider import Provider
-from sandbox.rollout import Plan
+from sandbox.embedded_engine import EmbeddedEngine
+from sandbox.rollouts.job import Options, run_job
+from sandbox.rollouts.model_endpoint import Provider
+from sandbox.rollouts.progress import Progress
+from sandbox.rollouts.rollout import Plan
 from tests.sandbox.support import ShellAgent, make_task
 from train import RolloutRecord, stream_rollouts
 from train.groups import advantages

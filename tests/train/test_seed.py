@@ -20,8 +20,8 @@ import pytest
 from capture.journal.journal import Call, JournalReader
 from capture.journal.layout import JOURNAL
 from proxy import ProxyThread, Settings
-from sandbox.demo import TOOL_MESSAGES, WRITE_TOOL
-from sandbox.engine import EmbeddedEngine
+from sandbox.demo.captures import TOOL_MESSAGES, WRITE_TOOL
+from sandbox.embedded_engine import EmbeddedEngine
 from tests.train.build import make_job
 from tests.train.smollm import smollm
 from train import RolloutRecord, stream_rollouts

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.engine import EmbeddedEngine
+from sandbox.embedded_engine import EmbeddedEngine
 from tests.train.labelled_breaks import ANSWER, OTHER, SYSTEM, TOOLS, render
 from tests.train.smollm import encode, smollm
 

@@ -10,15 +10,15 @@ from typing import Any
 from capture.journal.layout import JOURNAL
 from proxy import ProxyThread, Settings
 from sandbox.agents import find_agent
-from sandbox.demo import WRITE_TOOL, official_client
-from sandbox.demo_loop import SYSTEM, TASK
-from sandbox.engine import EmbeddedEngine
-from sandbox.job import Options, run_job
-from sandbox.local import LocalHouse
-from sandbox.progress import Progress
-from sandbox.provider import Provider
-from sandbox.rollout import Plan
-from sandbox.task import load_task
+from sandbox.containers.local import LocalHouse
+from sandbox.demo.captures import WRITE_TOOL, official_client
+from sandbox.demo.rollouts import SYSTEM, TASK
+from sandbox.embedded_engine import EmbeddedEngine
+from sandbox.rollouts.job import Options, run_job
+from sandbox.rollouts.model_endpoint import Provider
+from sandbox.rollouts.progress import Progress
+from sandbox.rollouts.rollout import Plan
+from sandbox.tasks.task import load_task
 from tests.train.build import conversation, end_job, finish_rollout, line, make_job, write
 
 QUESTION = "Why is the sea salty? Answer in three sentences."

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from sandbox.errors import TaskError
-from sandbox.spec import AgentSpec, OracleSpec, SandboxSpec, VerifierSpec, check_keys, read_section
+from sandbox.tasks.config import AgentSpec, OracleSpec, SandboxSpec, VerifierSpec, check_keys, read_section
 
 RESERVED = re.compile(r"^## +(prompt|user-persona|role:[^\s]+|scene:[^\s]+)\s*$", re.IGNORECASE)
 FENCE = re.compile(r"^\s*(```+|~~~+)")

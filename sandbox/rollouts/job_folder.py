@@ -18,13 +18,13 @@ from capture.errors import CaptureError
 from capture.journal.journal import read_json, write_json, write_jsonl
 from capture.journal.layout import JobDir
 from capture.journal.trainer_files import reward_of
+from sandbox.containers.reaper import start_ticks
 from sandbox.errors import INFRASTRUCTURE, JobError, SandboxError, Stopped
-from sandbox.reaper import start_ticks
-from sandbox.results import outcome
-from sandbox.task import Task
+from sandbox.rollouts.result_files import outcome
+from sandbox.tasks.task import Task
 
 if TYPE_CHECKING:
-    from sandbox.rollout import Plan
+    from sandbox.rollouts.rollout import Plan
 
 #: BenchFlow's categories of failures, all of them: what is not tried again is listed in `evaluation.json`.
 CATEGORIES = frozenset(

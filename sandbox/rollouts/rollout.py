@@ -15,16 +15,16 @@ from capture.errors import CaptureError
 from capture.journal.journal import JournalReader, write_atomic, write_json
 from capture.journal.layout import RolloutDir
 from proxy import OpenSession, ProxyError, ProxyThread
-from sandbox import hardening
 from sandbox.agents import Agent, Model, Scene
-from sandbox.box import Box, plain_files, run
+from sandbox.agents.trajectory import Trajectory
+from sandbox.containers.base import Box, plain_files, run
+from sandbox.containers.pool import House
 from sandbox.errors import AgentError, DockerError, RolloutError, SandboxError, Stopped, VerifierError
-from sandbox.house import House
-from sandbox.provider import Provider
-from sandbox.results import config_json, result_json, write_rollout_files
-from sandbox.task import Task
-from sandbox.trajectory import Trajectory
-from sandbox.verifier import verify
+from sandbox.rollouts.model_endpoint import Provider
+from sandbox.rollouts.result_files import config_json, result_json, write_rollout_files
+from sandbox.scoring import hardening
+from sandbox.scoring.verifier import verify
+from sandbox.tasks.task import Task
 
 DEFAULT_BUDGET = 900.0
 LOG_LIMIT = 64 << 20

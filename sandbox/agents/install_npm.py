@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 
 from sandbox.agents.base import HOME
-from sandbox.box import Box, run
+from sandbox.containers.base import Box, run
 from sandbox.errors import InstallError
 
 INSTALL_SECONDS = 900.0

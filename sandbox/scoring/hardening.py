@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from sandbox.box import Box, run
+from sandbox.containers.base import Box, run
+from sandbox.containers.local import LocalBox
 from sandbox.errors import DockerError, VerifierError
-from sandbox.local import LocalBox
 
 SAFE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 #: Files that Python or pytest run unasked when they lie in the right place.

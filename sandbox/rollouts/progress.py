@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from proxy import ProxyError, ProxyThread
-from sandbox.results import outcome
+from sandbox.rollouts.result_files import outcome
 
 REFRESH_SECONDS = 1.0
 #: A log that is silent for so long gets a line that says where the run is.

@@ -75,7 +75,7 @@ class EmbeddedEngine:
         return self._child.pid if self._child else None
 
     def start(self) -> Self:
-        command = [sys.executable, "-m", "sandbox.engine", "--until-stdin-closes", *self._arguments()]
+        command = [sys.executable, "-m", "sandbox.embedded_engine", "--until-stdin-closes", *self._arguments()]
         environment = dict(os.environ)
         if self._api_key:
             environment["ENGINE_API_KEY"] = self._api_key

@@ -20,8 +20,8 @@ from capture.journal.journal import Call, JournalReader
 from capture.journal.layout import JOURNAL
 from capture.record import Completion
 from proxy import ProxyThread, Settings
-from sandbox.demo_loop import loop_demo
-from sandbox.engine import INSTALL, EmbeddedEngine
+from sandbox.demo.rollouts import loop_demo
+from sandbox.embedded_engine import INSTALL, EmbeddedEngine
 from sandbox.errors import EngineError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sandbox.box import STDOUT, Bounded, Lines, Pipe, Ran
+from sandbox.containers.base import STDOUT, Bounded, Lines, Pipe, Ran
 from sandbox.errors import AgentError
 
 if TYPE_CHECKING:

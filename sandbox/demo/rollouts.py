@@ -13,18 +13,18 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from sandbox import images
 from sandbox.agents import find_agent
-from sandbox.docker import connect
-from sandbox.engine import EmbeddedEngine
+from sandbox.containers import images
+from sandbox.containers.docker import connect
+from sandbox.containers.local import WARNING, LocalHouse
+from sandbox.containers.pool import DockerHouse, House
+from sandbox.embedded_engine import EmbeddedEngine
 from sandbox.errors import DockerError, ImageError
-from sandbox.house import DockerHouse, House
-from sandbox.job import Options, run_job
-from sandbox.local import WARNING, LocalHouse
-from sandbox.progress import Progress
-from sandbox.provider import Provider
-from sandbox.rollout import Plan
-from sandbox.task import Task, load_task
+from sandbox.rollouts.job import Options, run_job
+from sandbox.rollouts.model_endpoint import Provider
+from sandbox.rollouts.progress import Progress
+from sandbox.rollouts.rollout import Plan
+from sandbox.tasks.task import Task, load_task
 
 TASK = Path(__file__).with_name("demo_task") / "write-number"
 GROUP = 16

@@ -16,7 +16,7 @@ from typing import Any
 
 import docker
 
-from sandbox.docker import doing
+from sandbox.containers.docker import doing
 
 
 @dataclass

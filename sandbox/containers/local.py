@@ -22,8 +22,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from sandbox.box import STDERR, STDOUT, Box
-from sandbox.task import Task
+from sandbox.containers.base import STDERR, STDOUT, Box
+from sandbox.tasks.task import Task
 
 if TYPE_CHECKING:
     from sandbox.agents.base import Agent

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from capture.journal import trainer_files
 from capture.journal.journal import write_json, write_jsonl
 from capture.journal.layout import RolloutDir
-from sandbox.house import network_mode
+from sandbox.containers.pool import network_mode
 
 if TYPE_CHECKING:
-    from sandbox.rollout import Rollout
+    from sandbox.rollouts.rollout import Rollout
 
 #: A variable whose name holds one of these is dropped from what is stored, not masked.
 SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "COOKIE", "AUTH", "BEARER", "SESSION")

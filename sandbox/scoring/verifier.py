@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sandbox.box import Box, folder_archive, plain_files, run
+from sandbox.containers.base import Box, folder_archive, plain_files, run
 from sandbox.errors import VerifierError
-from sandbox.hardening import Prepared, verifier_env
-from sandbox.task import Task
+from sandbox.scoring.hardening import Prepared, verifier_env
+from sandbox.tasks.task import Task
 
 LOGS = "/logs/verifier"
 TEXT, JSON = f"{LOGS}/reward.txt", f"{LOGS}/reward.json"

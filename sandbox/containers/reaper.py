@@ -14,8 +14,8 @@ from pathlib import Path
 
 import docker
 
-from sandbox.docker import doing
-from sandbox.network import drop_rules
+from sandbox.containers.docker import doing
+from sandbox.containers.network import drop_rules
 
 OWNER = "benchflow.owner"
 

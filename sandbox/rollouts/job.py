@@ -14,14 +14,14 @@ from typing import Any
 
 from capture.journal.layout import JobDir, trial_name
 from proxy import ProxyError, ProxyThread, Settings
+from sandbox.containers.pool import DockerHouse, House
 from sandbox.errors import INFRASTRUCTURE, JobError, SandboxError, Stopped, TaskError
-from sandbox.house import DockerHouse, House
-from sandbox.jobfiles import Job, evaluation_json, open_job
-from sandbox.progress import Progress
-from sandbox.provider import refuse_leak
-from sandbox.results import outcome
-from sandbox.rollout import Plan, Rollout, Watch
-from sandbox.task import Task
+from sandbox.rollouts.job_folder import Job, evaluation_json, open_job
+from sandbox.rollouts.model_endpoint import refuse_leak
+from sandbox.rollouts.progress import Progress
+from sandbox.rollouts.result_files import outcome
+from sandbox.rollouts.rollout import Plan, Rollout, Watch
+from sandbox.tasks.task import Task
 
 
 @dataclass(frozen=True)

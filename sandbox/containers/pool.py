@@ -11,14 +11,14 @@ from typing import Protocol
 import docker
 import requests
 
-from sandbox import images, reaper
 from sandbox.agents.base import Agent
-from sandbox.box import Box
-from sandbox.docker import Container, Limits, connect
-from sandbox.egress import Egress
+from sandbox.containers import images, reaper
+from sandbox.containers.base import Box
+from sandbox.containers.docker import Container, Limits, connect
+from sandbox.containers.egress_proxy import Egress
+from sandbox.containers.network import Network
 from sandbox.errors import DockerError, RolloutError
-from sandbox.network import Network
-from sandbox.task import Task
+from sandbox.tasks.task import Task
 
 DISK_WATCH_SECONDS = 5.0
 CLOSED = ("no-network", "allowlist")

@@ -16,10 +16,10 @@ import docker
 import requests
 import tenacity
 
-from sandbox.box import run
-from sandbox.docker import Container, Limits, doing, inspect_image
+from sandbox.containers.base import run
+from sandbox.containers.docker import Container, Limits, doing, inspect_image
 from sandbox.errors import ImageError, InstallError
-from sandbox.task import Task
+from sandbox.tasks.task import Task
 
 #: Tells a person; called with "" it only asks whether to go on, and raises `Stopped` when not.
 Say = Callable[[str], None]

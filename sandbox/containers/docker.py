@@ -22,7 +22,7 @@ import requests
 from docker.types import LogConfig, Ulimit
 from docker.utils import kwargs_from_env
 
-from sandbox.box import STDERR, STDOUT
+from sandbox.containers.base import STDERR, STDOUT
 from sandbox.errors import AgentError, DockerError
 
 #: What root needs to prepare and to judge. The agent is not root and holds none of these.

@@ -1,0 +1,1 @@
+"""Sandboxes: Docker containers, or plain folders without Docker, with their images and network."""

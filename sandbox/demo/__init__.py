@@ -1,0 +1,1 @@
+"""`bench demo`: captured calls, then rollouts of a small real model."""

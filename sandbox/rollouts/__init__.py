@@ -1,0 +1,1 @@
+"""Rollouts and jobs: prepare, act, verify, write."""

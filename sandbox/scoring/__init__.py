@@ -1,0 +1,1 @@
+"""The verifier, and what keeps an agent from influencing it."""

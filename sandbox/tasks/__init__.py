@@ -1,0 +1,1 @@
+"""Task folders: read, checked, made from a template."""
