@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from train import stream_rollouts
-from train.follow import Tree
+from train.rollouts.follow import Tree
 
 RESULT = {
     "task_name": "write-number", "rewards": {"reward": 1.0}, "agent": "pi-acp", "model": "vllm/my-policy",

@@ -132,14 +132,14 @@ def naive_stream(job: Path, out: Path) -> int:
 
 
 def ours_coverage(job: Path, out: Path) -> int:
-    from train.coverage import coverage
+    from train.tokens.coverage import coverage
 
     return sum(1 for _ in coverage(job))
 
 
 def ours_convert(form: str, mode: str) -> Callable[[Path, Path], int]:
     def run(job: Path, out: Path) -> int:
-        from train.convert import Options, convert
+        from train.rows.convert import Options, convert
 
         return convert(job, out, Options(format=form, row_mode=mode)).rows
 

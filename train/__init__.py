@@ -5,7 +5,7 @@
 
 from train.api import OnWithheld, astream_rollouts, stream_rollouts
 from train.errors import BadInput, JobStopped, NoSuchPath, StreamTimeout, TrainError
-from train.records import CallRecord, CompletionRecord, RolloutRecord, SegmentRecord, SequenceRecord
+from train.stream.records import CallRecord, CompletionRecord, RolloutRecord, SegmentRecord, SequenceRecord
 
 __all__ = [
     "BadInput",

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from train.groups import DEFAULT_BY, EPS, AdvantageKind, parse_group_by
-from train.records import Encode, RolloutRecord
-from train.rollouts import Warn
-from train.stream import Options, Stream
+from train.rollouts.rollouts import Warn
+from train.stream.groups import DEFAULT_BY, EPS, AdvantageKind, parse_group_by
+from train.stream.records import Encode, RolloutRecord
+from train.stream.stream import Options, Stream
 
 OnWithheld = Callable[[list[RolloutRecord]], None]
 

@@ -8,7 +8,6 @@ import sys
 import typer
 
 from capture.errors import CaptureError
-from train import audit_cli, convert_cli, coverage_cli, sft_cli, stream_cli, validate_cli
 from train.errors import TrainError
 from train.view import cli as view_cli
 

@@ -42,9 +42,9 @@ from proxy.upstream.pool import HttpClient
 from tests.fuzz.strange import STREAMS, VALUES, WHOLE, bent, changed, cuts
 from tests.train.build import conversation, make_job
 from train import stream_rollouts
-from train.convert import Options, convert
-from train.coverage import coverage
 from train.errors import TrainError
+from train.rows.convert import Options, convert
+from train.tokens.coverage import coverage
 
 #: A function by its name, and the strategies of its arguments.
 TARGETS: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {}

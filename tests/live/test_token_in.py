@@ -18,7 +18,7 @@ import pytest
 from capture.journal.journal import Call, JournalReader
 from proxy import Settings, serve
 from tests.live.conftest import LiveEngine
-from train.coverage import coverage
+from train.tokens.coverage import coverage
 
 TURNS = 20
 TOLERANCE = 1e-4

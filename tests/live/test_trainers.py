@@ -19,8 +19,8 @@ from proxy import ProxyThread, Settings
 from sandbox.demo.captures import TOOL_MESSAGES, WRITE_TOOL
 from sandbox.embedded_engine import TEMPLATE
 from tests.live.conftest import LiveEngine
-from train.rollouts import find_rollouts
-from train.tokens import RolloutTokens, read_tokens
+from train.rollouts.rollouts import find_rollouts
+from train.tokens.rollout_tokens import RolloutTokens, read_tokens
 
 STEPS = Path(__file__).parent / "trainer_steps"
 ENVIRONMENTS = Path.home() / ".cache/capture-trainers"

@@ -20,7 +20,7 @@ from tests.proxy.conftest import Bench, Started
 from tests.proxy.fake_engine import FakeEngine
 from tests.proxy.template_engine import TemplateEngine
 from tests.proxy.test_golden import EXAMPLES, steady
-from train.coverage import coverage
+from train.tokens.coverage import coverage
 
 STOP = "<|im_end|>"
 

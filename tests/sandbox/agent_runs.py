@@ -14,7 +14,7 @@ from sandbox.rollouts.model_endpoint import Provider
 from sandbox.tasks.task import load_task
 from tests.sandbox.scripted_engine import Script, ScriptedEngine, write_the_number
 from tests.sandbox.support import Seen, attempt
-from train.coverage import Covered, coverage
+from train.tokens.coverage import Covered, coverage
 
 TASK = Path(__file__).parent / "tasks" / "write-number"
 

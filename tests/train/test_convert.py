@@ -19,11 +19,11 @@ from capture.errors import FileFormatError
 from tests.train.build import GOLDEN, broken, conversation, failed, line, make_job, make_rollout, uncaptured
 from tests.train.tool_calls import ASK, tool_job, tool_rollout
 from train.cli import app
-from train.convert import Options, convert
 from train.errors import BadInput, NoSuchPath, NothingWritten, TrainError
-from train.groups import Reason
-from train.reasons import REASONS
-from train.row_groups import Grouping, group_reason
+from train.rows.convert import Options, convert
+from train.rows.grouped import Grouping, group_reason
+from train.rows.skip_reasons import REASONS
+from train.stream.groups import Reason
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,10 +14,10 @@ from tests.train.build import broken, conversation, failed, line, make_job, make
 from tests.train.labelled_breaks import cases
 from tests.train.smollm import smollm
 from train.cli import app
-from train.coverage import runs
-from train.rollouts import find_rollouts
-from train.sampling import sentence
-from train.tokens import RolloutTokens, read_tokens
+from train.rollouts.rollouts import find_rollouts
+from train.tokens.coverage import runs
+from train.tokens.rollout_tokens import RolloutTokens, read_tokens
+from train.tokens.sampling import sentence
 
 PLAIN = {"sent": {"temperature": 1, "top_p": 1, "top_k": -1, "min_p": 0}, "session": {}, "engine_defaults": None}
 

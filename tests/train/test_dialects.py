@@ -12,10 +12,10 @@ import pytest
 from capture.journal.journal import JournalReader
 from proxy import Settings, serve
 from tests.proxy.fake_engine import FakeEngine, answers
-from train.chat import chat_of, replies_of
-from train.convert import Options, convert
-from train.rollouts import find_rollouts
-from train.tokens import read_tokens
+from train.rollouts.messages import chat_of, replies_of
+from train.rollouts.rollouts import find_rollouts
+from train.rows.convert import Options, convert
+from train.tokens.rollout_tokens import read_tokens
 
 PROMPT = [1, 2, 3, 4]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -12,11 +12,11 @@ import pytest
 
 from tests.train.build import Line, conversation, make_job
 from tests.train.tool_calls import ARGUMENTS, BASH, WRITE, answered, call_message, sampled_count, tool_rollout
-from train.chat import Growing, plain
-from train.convert import Options, convert
 from train.errors import BadInput, NothingWritten, TrainError
-from train.formats import NAMES, find_format
-from train.output import read_rows
+from train.rollouts.messages import Growing, plain
+from train.rows.convert import Options, convert
+from train.rows.formats import NAMES, find_format
+from train.rows.writers import read_rows
 
 SUFFIX = {"verl-sft": "train.parquet", "openenv-episodes": "episodes"}
 

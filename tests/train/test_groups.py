@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from train.errors import BadInput
-from train.groups import (
+from train.rollouts.rollouts import Rollout
+from train.stream.groups import (
     Group,
     Groups,
     MemberLog,
@@ -21,7 +22,6 @@ from train.groups import (
     parse_group_by,
     why_withheld,
 )
-from train.rollouts import Rollout
 
 GOOD = MemberLog(reached=True, sequence=True)
 TEXT = MemberLog(reached=True, sequence=False)

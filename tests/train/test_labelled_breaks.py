@@ -11,7 +11,7 @@ from capture.breaks.breaks import CAUSES, Break
 from capture.breaks.diagnosis import diagnose
 from tests.train.labelled_breaks import Case, cases
 from tests.train.smollm import smollm
-from train.text import decoder_of
+from train.tokens.tokenizer import decoder_of
 
 CASES = list(cases())
 #: Of labelled breaks, the share that must be named right where a tokenizer and the messages are at hand.

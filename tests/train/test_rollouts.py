@@ -14,8 +14,8 @@ import pytest
 
 from tests.train.build import conversation, end_job, make_job, make_rollout, write
 from train.errors import BadInput, NoSuchPath
-from train.jobs import Attempts, RetryPolicy, job_state
-from train.rollouts import Rollout, find_rollouts
+from train.rollouts.job_state import Attempts, RetryPolicy, job_state
+from train.rollouts.rollouts import Rollout, find_rollouts
 
 
 def found(path: Path) -> list[Rollout]:

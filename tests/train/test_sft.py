@@ -17,7 +17,7 @@ import pytest
 from tests.train.build import make_job
 from tests.train.tool_calls import tool_job, tool_rollout
 from train.errors import BadInput
-from train.toml import dumps, put
+from train.prime_rl.toml import dumps, put
 
 ROOT = Path(__file__).parents[2]
 

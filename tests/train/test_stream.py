@@ -430,7 +430,7 @@ async def test_leaving_astream_ends_its_waiting(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_not_listed_again_while_nothing_was_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from train.follow import Tree
+    from train.rollouts.follow import Tree
 
     job = make_job(tmp_path / "job", [{"name": f"r{number}"} for number in range(20)], state="running")
     os.utime(job, (time.time() - 60, time.time() - 60))
@@ -446,7 +446,7 @@ def test_a_folder_is_not_listed_again_while_nothing_was_added(tmp_path: Path, mo
 
 def test_a_rollout_whose_folder_grew_under_our_eyes_is_one_rollout(tmp_path: Path) -> None:
     """An empty folder may become a trial or a rollout; what an agent leaves in it must not be taken for rollouts."""
-    from train.follow import Tree
+    from train.rollouts.follow import Tree
 
     job = make_job(tmp_path / "job", [], state="running")
     tree = Tree(tmp_path, print)

@@ -16,11 +16,11 @@ from tests.train.build import GOLDEN, Line, make_job
 from tests.train.test_formats import SUFFIX, other_call
 from tests.train.tool_calls import BASH, WRITE, sampled_count, tool_job, tool_rollout
 from train.cli import app
-from train.convert import Options, convert
 from train.errors import BadInput, NoSuchPath
-from train.formats import NAMES
-from train.render import RenderError, Template
-from train.validate import validate
+from train.rows.convert import Options, convert
+from train.rows.formats import NAMES
+from train.rows.render import RenderError, Template
+from train.rows.validate import validate
 
 ROOT = Path(__file__).parents[2]
 MESSAGE_FORMATS = [name for name in NAMES if not name.endswith(("ids", "grpo"))]

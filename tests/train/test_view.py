@@ -27,11 +27,11 @@ from train.view import page
 from train.view.api import View
 from train.view.export import document, write_html
 from train.view.groups import Grouping
+from train.view.id_text import Vocabulary
 from train.view.server import is_loopback, listen, make_app
-from train.view.shown import BREAK, SYMBOL, TEXT, Part, plain, shown, widths
-from train.view.strips import SLICE, entropy_of
 from train.view.terminal import story
-from train.view.vocabulary import Vocabulary
+from train.view.token_strips import SLICE, entropy_of
+from train.view.token_text import BREAK, SYMBOL, TEXT, Part, plain, shown, widths
 
 ROOT = Path(__file__).parents[2]
 

@@ -20,10 +20,10 @@ from capture.record import Ids
 from train.errors import BadInput, NoSuchPath, TrainError
 from train.view.calls import call_view, rollout_view
 from train.view.groups import Grouping
-from train.view.index import Index
-from train.view.reading import Reading, Readings
-from train.view.strips import SLICE, Strip, call_strip, segment_strip
-from train.view.vocabulary import Vocabulary
+from train.view.id_text import Vocabulary
+from train.view.rollout_cache import Reading, Readings
+from train.view.rollout_index import Index
+from train.view.token_strips import SLICE, Strip, call_strip, segment_strip
 
 STRIPS = 8
 

@@ -9,13 +9,13 @@ from typing import Any
 from capture.breaks.breaks import Break
 from capture.journal.journal import Call, JournalReader
 from capture.journal.layout import RolloutDir
-from train.chat import Chat, NotChat, chat_of
-from train.coverage import sampling_told
 from train.errors import BadInput
-from train.heard import Heard
-from train.rollouts import read_result
-from train.view.reading import Reading
-from train.view.strips import shown_token
+from train.rollouts.messages import Chat, NotChat, chat_of
+from train.rollouts.rollouts import read_result
+from train.tokens.call_summary import Heard
+from train.tokens.coverage import sampling_told
+from train.view.rollout_cache import Reading
+from train.view.token_strips import shown_token
 
 #: Keys of a request that are shown elsewhere, or are the messages themselves.
 _NOT_PARAMETERS = frozenset({"messages", "input", "prompt", "system", "instructions", "tools", "model"})

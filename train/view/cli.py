@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from train.errors import BadInput
-from train.groups import parse_group_by
+from train.stream.groups import parse_group_by
 from train.view.groups import SHOWN_BY, Grouping
 
 

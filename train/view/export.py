@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from train.errors import BadInput, TrainError
-from train.output import Beside
+from train.rows.writers import Beside
 from train.view import page
 from train.view.api import View, side_of, strip_of
 from train.view.calls import call_view, rollout_view
-from train.view.reading import Reading
+from train.view.rollout_cache import Reading
 from train.view.server import dumps
-from train.view.strips import SLICE
+from train.view.token_strips import SLICE
 
 #: Tokens of a rollout's calls, each alone, up to which they are kept besides its sequences: prompts repeat in them.
 ALONE: Final = 100_000

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from train.groups import Group, Groups, MemberLog, Withheld, advantages, group_key, mean_and_std, why_withheld
-from train.jobs import Attempts, JobState, RetryPolicy
-from train.rollouts import Rollout
+from train.rollouts.job_state import Attempts, JobState, RetryPolicy
+from train.rollouts.rollouts import Rollout
+from train.stream.groups import Group, Groups, MemberLog, Withheld, advantages, group_key, mean_and_std, why_withheld
 
 #: Repeats of a run stand in jobs of their own; shown together they are what a trainer compares.
 SHOWN_BY = ("task", "agent", "model")

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from capture.errors import CaptureError
-from train.coverage import explain_break, line_of
+from train.tokens.coverage import explain_break, line_of
 from train.view.api import View
-from train.view.reading import Reading
-from train.view.shown import Part, plain
-from train.view.strips import PROBABILITY, Strip, segment_strip, shown_token, step
+from train.view.rollout_cache import Reading
+from train.view.token_strips import PROBABILITY, Strip, segment_strip, shown_token, step
+from train.view.token_text import Part, plain
 
 #: Backgrounds and foregrounds of the 256 colours of a terminal, from likely to unlikely.
 _COLOURS: Final = ("", "48;5;229;38;5;16", "48;5;222;38;5;16", "48;5;215;38;5;16", "48;5;209;38;5;16",

@@ -1,0 +1,1 @@
+"""The commands of `bench train`, one file per command."""

@@ -1,0 +1,104 @@
+"""`bench train convert`: the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from train.commands.signals import taken_away_on_signals
+from train.errors import BadInput, NothingWritten
+from train.rows.convert import Options, convert
+from train.rows.formats import NAMES
+from train.rows.grouped import Grouping
+from train.stream.groups import EPS, KINDS, parse_group_by
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to `bench train`."""
+    app.command(name="convert")(convert_command)
+
+
+def convert_command(
+    path: Annotated[
+        Path,
+        typer.Argument(help="A job, a folder of jobs, one rollout, a journal, or a results.jsonl.", show_default=False),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write; for openenv-episodes a folder.")],
+    format: Annotated[str, typer.Option(help=f"{', '.join(NAMES)}.")] = "prime-sft",
+    row_mode: Annotated[
+        str,
+        typer.Option(
+            help="rollout: a row a rollout (a branch of it, where all replies train); exchange: a row a call; "
+            "segment: a row for each exact part."
+        ),
+    ] = "rollout",
+    min_reward: Annotated[float | None, typer.Option(help="Only rollouts with at least this reward.")] = None,
+    include_errored: Annotated[
+        bool, typer.Option("--include-errored", help="Also rollouts that were scored and ended in an error.")
+    ] = False,
+    group_advantage: Annotated[
+        bool,
+        typer.Option(
+            "--group-advantage", help="Whole groups only, with an advantage on every row; keeps scored errors."
+        ),
+    ] = False,
+    group_by: Annotated[
+        str, typer.Option(help="What makes a group: task, agent, model, task_digest, job.")
+    ] = "task,agent,model,job",
+    group_size: Annotated[
+        int | None, typer.Option(min=1, help="Rollouts of a group; default: all that have the same key.")
+    ] = None,
+    advantage: Annotated[str, typer.Option(help="grpo, dr-grpo or rloo.")] = "grpo",
+    std_ddof: Annotated[
+        int, typer.Option(min=0, max=1, help="1: the sample's standard deviation; 0: the population's.")
+    ] = 1,
+    eps: Annotated[float, typer.Option(min=0.0, help="Added to the standard deviation.")] = EPS,
+    expected_rows: Annotated[
+        int | None, typer.Option(min=0, help="Write nothing unless there are exactly so many rows.")
+    ] = None,
+    manifest: Annotated[
+        Path | None, typer.Option(help="Write what was seen, written and left out here, as JSON.")
+    ] = None,
+    redact: Annotated[
+        bool,
+        typer.Option(
+            "--redact/--no-redact", help="Replace what looks like a secret; rows of ids that hold one are left out."
+        ),
+    ] = False,
+    require_plain_sampling: Annotated[
+        bool,
+        typer.Option("--require-plain-sampling", help="Leave out what was not sampled from the plain policy."),
+    ] = False,
+) -> None:
+    """Write finished rollouts as rows that a trainer loads.
+
+    Exit codes: 0 written; 1 no row, or not --expected-rows; 2 bad input; 143 SIGTERM. The file appears when whole.
+    """
+    kinds = {kind: kind for kind in KINDS}
+    if advantage not in kinds:
+        raise BadInput(f"--advantage must be 'grpo', 'dr-grpo' or 'rloo', not '{advantage}'")
+    by = parse_group_by(group_by)
+    grouping = Grouping(by, group_size, kinds[advantage], std_ddof, eps) if group_advantage else None
+    options = Options(
+        format=format,
+        row_mode=row_mode,
+        min_reward=min_reward,
+        include_errored=include_errored,
+        expected_rows=expected_rows,
+        manifest=manifest,
+        redact=redact,
+        require_plain_sampling=require_plain_sampling,
+        group=grouping,
+    )
+    try:
+        with taken_away_on_signals():
+            made = convert(path, out, options, on_warning=lambda sentence: typer.echo(sentence, err=True))
+    except NothingWritten as error:
+        for sentence in error.told:
+            typer.echo(sentence, err=True)
+        raise
+    typer.echo(f"Converted {made.rows} row(s) from {made.rollouts} rollout(s) -> {made.out}")
+    for sentence in made.told:
+        typer.echo(sentence, err=True)

@@ -1,0 +1,78 @@
+"""`bench train validate`: the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import orjson
+import typer
+
+from train.rows.formats import NAMES
+from train.rows.validate import Report, validate
+
+#: So many problems are printed; the report on stdout has more, and counts all.
+PRINTED = 20
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to `bench train`."""
+    app.command(name="validate")(validate_command)
+
+
+def validate_command(
+    file: Annotated[Path, typer.Argument(help="A file of rows, or the folder it is in.", show_default=False)],
+    format: Annotated[str, typer.Option(help=f"{', '.join(NAMES)}.")] = "prime-sft",
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="A folder with the model's tokenizer, or its name: render the rows, count, and compare."),
+    ] = None,
+    source_jobs: Annotated[
+        Path | None, typer.Option(help="The folder that was converted, if it is not where the rows say.")
+    ] = None,
+    expected_rows: Annotated[
+        int | None, typer.Option(min=0, help="Fail unless there are exactly so many rows.")
+    ] = None,
+    require_tool_calls: Annotated[
+        bool, typer.Option("--require-tool-calls", help="Fail unless every row calls a tool.")
+    ] = False,
+    max_length: Annotated[int | None, typer.Option(help="Fail where a row has more tokens.")] = None,
+) -> None:
+    """Check a file of rows; with a tokenizer, render each and compare it with the ids that were captured.
+
+    Prints a report as JSON. Exit codes: 0 all rows are right; 1 some are not; 2 the file cannot be checked.
+    """
+    report = validate(
+        file,
+        format,
+        tokenizer=tokenizer,
+        source_jobs=source_jobs,
+        expected_rows=expected_rows,
+        require_tool_calls=require_tool_calls,
+        max_length=max_length,
+    )
+    typer.echo(orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2).decode())
+    for sentence in sentences(report):
+        typer.echo(sentence, err=True)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def sentences(report: Report) -> list[str]:
+    """What a person reads: the problems, and where rows and captures differ."""
+    said = report.problems[:PRINTED]
+    if report.problem_count > len(said):
+        said.append(f"and {report.problem_count - len(said)} more problem(s)")
+    if report.right_as:
+        said.append(f"row 1 is a row of {' or '.join(report.right_as)}: say so with --format")
+    for one in report.differences[:PRINTED]:
+        texts = ""
+        if "captured_text" in one:
+            was, now = one["captured_text"], one["rendered_text"]
+            texts = f" after {one['before_text']!r}: {was!r} was captured, {now!r} renders"
+        said.append(
+            f"row {one['row']}: differs from the captured ids at index {one['index']}, in the {one['in']}{texts}"
+        )
+    if report.different > len(report.differences[:PRINTED]):
+        said.append(f"and {report.different - PRINTED} more row(s) differ")
+    return said

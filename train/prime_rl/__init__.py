@@ -1,0 +1,1 @@
+"""`bench train run sft`: a Prime-RL run from converted rows."""

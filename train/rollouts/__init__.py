@@ -1,0 +1,1 @@
+"""Job folders read as rollouts, once or while they grow."""

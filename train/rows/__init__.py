@@ -1,0 +1,1 @@
+"""Rollouts converted to rows that trainers load."""

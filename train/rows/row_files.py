@@ -1,0 +1,89 @@
+"""Files of rows that a runner wrote beside its logs, `results.jsonl` and `verifiers.jsonl`, as a source of rows.
+
+Their messages are told from the agent's events: text only, tool calls as text. The job's folder gives better rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from capture.journal.journal import read_jsonl
+from capture.journal.layout import JOURNAL
+from capture.journal.trainer_files import reward_of_row
+from train.errors import BadInput
+from train.rollouts.messages import NotChat, plain
+from train.rows.examples import redacted
+from train.rows.formats import Exchange, Origin
+from train.rows.skip_reasons import Tally
+
+
+def is_row_file(path: Path) -> bool:
+    """Whether the file holds rows of rollouts, not calls: its first line tells. Raises `BadInput` for an empty one."""
+    if path.name == Path(JOURNAL).name or path.suffix != ".jsonl":
+        return False
+    for _, row in read_jsonl(path):
+        return "prompt" in row and "completion" in row and "request" not in row
+    raise BadInput(f"{path} is empty")
+
+
+def row_file_exchanges(
+    path: Path, min_reward: float | None, include_errored: bool, redact: bool, tally: Tally
+) -> Iterator[Exchange]:
+    """One conversation a row, up to its last reply. `exchange_index` is the row's number in the file, from 0."""
+    for number, row in read_jsonl(path):
+        tally.rollouts_seen += 1
+        info = row["info"] if isinstance(row.get("info"), dict) else {}
+        reward = reward_of_row(row)
+        reason = _why_not(row, info, reward, min_reward, include_errored)
+        if reason is not None:
+            tally.leave_out(reason)
+            continue
+        messages = [
+            message
+            for part in (row.get("prompt"), row.get("completion"))
+            for message in (part if isinstance(part, list) else [])
+            if isinstance(message, dict)
+        ]
+        last = max((at for at, one in enumerate(messages) if one.get("role") == "assistant"), default=0)
+        try:
+            chat = plain(messages[: last + 1]).messages
+        except NotChat as error:
+            tally.leave_out(str(error))
+            continue
+        if not last or chat[last]["role"] != "assistant":
+            tally.leave_out("no_assistant")
+            continue
+        origin = Origin(
+            reward=reward,
+            task=_text(info.get("task_name")) or _text(info.get("task_id")),
+            agent=_text(info.get("agent")),
+            model=_text(info.get("model")),
+            rollout=_text(info.get("rollout_name")) or f"{path.stem}-{number}",
+            rollout_dir=_text(info.get("rollout_dir")) or "",
+            journal=str(path),
+            result={"error": row.get("error")},
+        )
+        tools = [tool for tool in row.get("tool_defs") or [] if isinstance(tool, dict)]
+        example = Exchange(origin, number, "agent", chat[:last], chat[last], tools)
+        yield redacted(example) if redact else example
+
+
+def _why_not(
+    row: dict[str, Any], info: dict[str, Any], reward: float | None, min_reward: float | None, include_errored: bool
+) -> str | None:
+    if row.get("error") is not None or row.get("is_completed") is False or row.get("is_truncated") is True:
+        if reward is None:
+            return "errored_unscored"
+        if not include_errored:
+            return "errored"
+    elif info.get("training_ready") is False:
+        return "not_training_ready"
+    if min_reward is not None and (reward is None or reward < min_reward):
+        return "below_min_reward"
+    return None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None

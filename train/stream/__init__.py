@@ -1,0 +1,1 @@
+"""Rollout records as a stream, in groups with advantages."""

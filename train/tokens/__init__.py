@@ -1,0 +1,1 @@
+"""The tokens of a rollout: sequences, coverage, audit."""

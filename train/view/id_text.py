@@ -1,0 +1,92 @@
+"""The text of token ids: from a tokenizer's folder, else as the engine wrote the same id where it was sampled."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from tokenizers.pre_tokenizers import ByteLevel
+
+from train.tokens.tokenizer import load_tokenizer
+
+_SPECIAL = re.compile(r"<\|[^|<>]+\|>|</?s>|<(?:bos|eos|pad|unk|start_of_turn|end_of_turn)>")
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class Vocabulary:
+    """What is known of ids. Without a tokenizer it learns: an id stands for the same text wherever it is."""
+
+    def __init__(self, tokenizer: Tokenizer | None = None) -> None:
+        self.tokenizer = tokenizer
+        self._learned: dict[int, str] = {}
+        if tokenizer is not None:
+            self._size = tokenizer.get_vocab_size(with_added_tokens=True)
+            self._added = tokenizer.get_added_tokens_decoder()
+            self._byte_level = "ByteLevel" in repr(tokenizer.decoder)
+            self._of = lru_cache(maxsize=1 << 17)(self._read)
+
+    @classmethod
+    def load(cls, folder: Path | None) -> Vocabulary:
+        """Raises `BadInput`."""
+        return cls(None if folder is None else load_tokenizer(folder))
+
+    @property
+    def whole(self) -> bool:
+        """Whether every id has a text."""
+        return self.tokenizer is not None
+
+    def learn(self, ids: Iterable[int], tokens: Iterable[str]) -> None:
+        """What the engine wrote for sampled ids. Half a character is written as U+FFFD, which says nothing of an id."""
+        if self.tokenizer is None:
+            self._learned.update(
+                (one, text) for one, text in zip(ids, tokens, strict=False) if text and "\ufffd" not in text
+            )
+
+    def text(self, one: int) -> str | bytes | None:
+        """The text of an id; its bytes where they are no whole characters; None where nobody said."""
+        return self._learned.get(one) if self.tokenizer is None else self._of(one)
+
+    def special(self, one: int | None, text: str | bytes | None) -> bool:
+        """Whether the id is a special token; without a tokenizer, whether it is written as one."""
+        if self.tokenizer is not None and one is not None:
+            added = self._added.get(one)
+            return added is not None and bool(added.special)
+        return isinstance(text, str) and _SPECIAL.fullmatch(text) is not None
+
+    def _read(self, one: int) -> str | bytes | None:
+        assert self.tokenizer is not None
+        if one >= self._size:
+            return None
+        added = self._added.get(one)
+        piece = added.content if added is not None else self.tokenizer.id_to_token(one)
+        if piece is None:
+            return None
+        if added is not None:
+            return str(piece)
+        if self._byte_level:
+            return _whole(bytes(_BYTES[char] for char in piece)) if all(char in _BYTES for char in piece) else piece
+        if (found := _BYTE.fullmatch(piece)) is not None:
+            return _whole(bytes([int(found[1], 16)]))
+        return str(piece).replace("▁", " ")
+
+
+def _whole(data: bytes) -> str | bytes:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return data
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's letters for bytes: printable ones stand for themselves, the others come in order from U+0100 on."""
+    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    letters = {chr(one): one for one in own}
+    letters |= {chr(0x100 + at): one for at, one in enumerate(one for one in range(256) if one not in set(own))}
+    assert set(letters) == set(ByteLevel.alphabet())
+    return letters
+
+
+_BYTES = _byte_alphabet()

@@ -1,0 +1,304 @@
+"""Token sequences to look at: a merged sequence or one call, as an index that lays it out, and slices that fill it in.
+
+The index has two small numbers a token (its width, its colour), so that a page knows the height of 100,000 tokens
+before it has the text of one; slices hold what is on the screen.
+"""
+
+from __future__ import annotations
+
+import base64
+import bisect
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from capture.record import Completion
+from capture.sequences.sequences import TokenSequence
+from train.errors import BadInput
+from train.view.rollout_cache import Reading
+from train.view.token_text import SYMBOL, Part, shown, widths
+
+#: Tokens of a slice at most.
+SLICE: Final = 2048
+#: Upper ends of the colour steps: a token's probability from sure to unlikely, and its entropy in nats.
+PROBABILITY: Final = (0.9, 0.6, 0.35, 0.15, 0.05, 0.01, 0.001)
+ENTROPY: Final = (0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 3.0)
+#: No colour: the token was not sampled, or has no logprob.
+NONE: Final = 255
+#: A width that stands in `lines` instead, and the two ways to end a line that are so common that they do not.
+LISTED, NEWLINE, TWO_NEWLINES = 255, 254, 253
+WIDEST: Final = 250
+LEAST_LIKELY: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """`length` sampled ids of a call, from index `start` of the strip on; `trained` where the mask is 1."""
+
+    call: int
+    choice: int
+    start: int
+    length: int
+    trained: bool
+    completion: Completion
+
+    def tokens(self) -> Sequence[str]:
+        found = self.completion.tokens
+        return found if isinstance(found, list) else ()
+
+
+class Strip:
+    """Ids in order, and which of them were sampled. `prompt` ids come first, those of the first call's prompt."""
+
+    def __init__(self, reading: Reading, ids: Sequence[int | None], prompt: int, stretches: Sequence[Stretch]) -> None:
+        self.vocabulary = reading.vocabulary
+        self.ids = ids
+        self.prompt = prompt
+        self.stretches = list(stretches)
+        self._starts = [one.start for one in self.stretches]
+        self._laid_out: dict[int | str | bytes, tuple[int, list[int] | None]] = {}
+
+    def stretch(self, at: int) -> Stretch | None:
+        """The stretch that token `at` is in."""
+        place = bisect.bisect_right(self._starts, at) - 1
+        if place < 0:
+            return None
+        one = self.stretches[place]
+        return one if at < one.start + one.length else None
+
+    def text(self, at: int) -> str | bytes | None:
+        """As the engine wrote it where it was sampled, else what is known of the id; None where nobody said."""
+        one = self.stretch(at)
+        return self._text(at, self.ids[at], one, one.tokens() if one is not None else ())
+
+    def _text(self, at: int, token: int | None, one: Stretch | None, tokens: Sequence[str]) -> str | bytes | None:
+        said = tokens[at - one.start] if one is not None and at - one.start < len(tokens) else None
+        said = said if isinstance(said, str) else None
+        if said and "\ufffd" not in said:
+            return said
+        known = self.vocabulary.text(token) if token is not None else None
+        return known if known is not None else said or None
+
+    @cached_property
+    def index(self) -> dict[str, Any]:
+        """For the page: see the module. `widths`, `steps` and `entropies` are base64 of one byte a token."""
+        number = len(self.ids)
+        cells, steps, entropy = bytearray(number), bytearray([NONE]) * number, bytearray([NONE]) * number
+        lines: dict[str, list[int]] = {}
+        unknown = 0
+        for one, start, end in self._runs():
+            tokens = one.tokens() if one is not None else ()
+            for at in range(start, end):
+                token = self.ids[at]
+                text = self._text(at, token, one, tokens)
+                unknown += text is None
+                code, listed = self._cells(token, text)
+                cells[at] = code
+                if listed is not None:
+                    lines[str(at)] = listed
+        sampled: list[tuple[float, int]] = []
+        has_entropy = False
+        for one in self.stretches:
+            for offset, value in enumerate(one.completion.logprobs or ()):
+                if offset < one.length and _is_number(value):
+                    steps[one.start + offset] = step(math.exp(min(value, 0.0)), PROBABILITY, falling=True)
+                    sampled.append((value, one.start + offset))
+            for offset in range(min(one.length, len(one.completion.top_logprobs or ()))):
+                if (found := entropy_of(one.completion, offset)) is not None:
+                    has_entropy = True
+                    entropy[one.start + offset] = step(found, ENTROPY)
+        return {
+            "tokens": number,
+            "prompt": self.prompt,
+            "widths": _base64(cells),
+            "lines": lines,
+            "steps": _base64(steps),
+            "entropies": _base64(entropy) if has_entropy else None,
+            "stretches": [
+                {"call": one.call, "choice": one.choice, "start": one.start, "length": one.length,
+                 "trained": one.trained}
+                for one in self.stretches
+            ],
+            "least": [at for _, at in heapq.nsmallest(LEAST_LIKELY, sampled)],
+            "logprob_sum": math.fsum(value for value, _ in sampled),
+            "logprobs": len(sampled),
+            "trained": sum(one.length for one in self.stretches if one.trained),
+            "without_text": unknown,
+        }  # fmt: skip
+
+    def slice(self, start: int, end: int) -> dict[str, Any]:
+        """Tokens `start` to `end` (at most `SLICE`), a list each: ids, texts, logprobs; what few tokens have, by index.
+
+        `shown` has the parts of a token whose text is not simply itself.
+        """
+        start = max(0, min(start, len(self.ids)))
+        end = max(start, min(end, len(self.ids), start + SLICE))
+        texts: list[str | None] = []
+        logprobs: list[float | None] = []
+        parts: dict[str, list[Part]] = {}
+        entropies: dict[str, float] = {}
+        top: dict[str, list[tuple[str, float]]] = {}
+        special: list[int] = []
+        for at in range(start, end):
+            token, text = self.ids[at], self.text(at)
+            told = shown_token(token, text)
+            texts.append(text.decode("utf-8", "replace") if isinstance(text, bytes) else text)
+            if told is not None:
+                parts[str(at)] = told
+            if self.vocabulary.special(token, text):
+                special.append(at)
+            one = self.stretch(at)
+            value = None
+            if one is not None:
+                offset, values = at - one.start, one.completion.logprobs or ()
+                value = values[offset] if offset < len(values) else None
+                found = entropy_of(one.completion, offset)
+                if found is not None:
+                    entropies[str(at)] = found
+                    top[str(at)] = alternatives(one.completion, offset)
+            logprobs.append(value if _is_number(value) else None)
+        return {
+            "from": start, "to": end, "ids": list(self.ids[start:end]), "texts": texts, "logprobs": logprobs,
+            "shown": parts, "entropies": entropies, "top": top, "special": special,
+        }  # fmt: skip
+
+    def _runs(self) -> list[tuple[Stretch | None, int, int]]:
+        """The strip cut into sampled stretches and what lies between them."""
+        runs: list[tuple[Stretch | None, int, int]] = []
+        at = 0
+        for one in self.stretches:
+            runs += [(None, at, one.start), (one, one.start, one.start + one.length)]
+            at = one.start + one.length
+        return [run for run in (*runs, (None, at, len(self.ids))) if run[2] > run[1]]
+
+    def _cells(self, token: int | None, text: str | bytes | None) -> tuple[int, list[int] | None]:
+        key: int | str | bytes = text if text else (-1 if token is None else token)
+        found = self._laid_out.get(key)
+        if found is None:
+            told = shown_token(token, text)
+            assert told is not None or isinstance(text, str)
+            if told is None:
+                lines = [len(text or "")] if (text or "").isascii() else widths([Part(str(text), 0)])
+            else:
+                lines = widths(told)
+            found = self._laid_out[key] = _code(lines)
+        return found
+
+
+def segment_strip(reading: Reading, number: int) -> Strip:
+    """A merged sequence of the rollout. Raises `BadInput`."""
+    segments = reading.tokens.segments
+    if not 0 <= number < len(segments):
+        raise BadInput(f"this rollout has no sequence {number}: it has {len(segments)}")
+    one = segments[number]
+    ids = one.prompt_ids.tolist() + one.completion_ids.tolist()
+    return Strip(reading, ids, len(one.prompt_ids), list(_stretches(reading, one)))
+
+
+def _stretches(reading: Reading, one: TokenSequence) -> list[Stretch]:
+    """Every reply in the sequence, those too that another sequence trains (`trained` False)."""
+    trained = {span.call for span in one.spans}
+    found: list[Stretch] = []
+    for place, number in enumerate(one.calls):
+        call = reading.call(number)
+        if call is None or call.capture is None:
+            continue
+        following = one.calls[place + 1] if place + 1 < len(one.calls) else None
+        choice = (reading.tokens.placements[following].choice or 0) if following is not None else 0
+        if call.capture.prompt_token_ids is None:  # several prompts: each is a sequence of one reply
+            position = next(
+                at for at, told in enumerate(call.capture.completions)
+                if told.prompt_token_ids == one.prompt_ids and told.token_ids == one.completion_ids
+            )  # fmt: skip
+            start, choice = len(one.prompt_ids), position
+        else:
+            start = len(call.capture.prompt_token_ids)
+        completion = call.capture.completions[choice]
+        found.append(Stretch(number, choice, start, len(completion.token_ids or ()), number in trained, completion))
+    return found
+
+
+def call_strip(reading: Reading, number: int, choice: int) -> Strip:
+    """One call: its prompt and one of its choices, also where it is not complete. Raises `BadInput`."""
+    call = reading.call(number)
+    if call is None:
+        raise BadInput(f"this rollout has no call {number}")
+    if call.capture is None:
+        raise BadInput(f"call {number} has no token capture: {call.unreadable or 'it was made without'}")
+    if call.capture.completions and not 0 <= choice < len(call.capture.completions):
+        raise BadInput(f"call {number} has no choice {choice}: it has {len(call.capture.completions)}")
+    completion = call.capture.completions[choice] if call.capture.completions else Completion(0, None)
+    held = completion.prompt_token_ids if completion.prompt_token_ids is not None else call.capture.prompt_token_ids
+    prompt: list[int | None] = list(held) if held is not None else []
+    number_of = max(len(completion.token_ids or ()), len(completion.logprobs or ()), len(completion.tokens or ()))
+    sampled: list[int | None] = [None] * number_of if completion.token_ids is None else list(completion.token_ids)
+    sampled += [None] * (number_of - len(sampled))
+    trained = any(
+        span.call == number and one.completion_ids[span.offset : span.offset + span.length] == sampled
+        for one in reading.tokens.segments
+        for span in one.spans
+    )
+    return Strip(
+        reading, prompt + sampled, len(prompt), [Stretch(number, choice, len(prompt), number_of, trained, completion)]
+    )
+
+
+def shown_token(token: int | None, text: str | bytes | None) -> list[Part] | None:
+    """The parts of a token; None where it is its text and nothing else."""
+    if text is None or text in ("", b""):
+        return [Part("⟨?⟩" if token is None else f"⟨{token}⟩", SYMBOL)]
+    told = shown(text)
+    return None if len(told) == 1 and told[0] == (text, 0) else told
+
+
+def alternatives(completion: Completion, offset: int) -> list[tuple[str, float]]:
+    """What else could have been sampled there, the likeliest first: text and logprob."""
+    tops = completion.top_logprobs or ()
+    entries = tops[offset] if offset < len(tops) else ()
+    found: list[tuple[str, float]] = []
+    if isinstance(entries, dict):
+        entries = [{"token": name, "logprob": value} for name, value in entries.items()]
+    for one in entries or ():
+        if isinstance(one, dict) and _is_number(one.get("logprob")):
+            found.append((str(one.get("token") or ""), float(one["logprob"])))
+    return sorted(found, key=lambda pair: -pair[1])
+
+
+def entropy_of(completion: Completion, offset: int) -> float | None:
+    """At least so many nats: over the alternatives that were captured, all the others counted as one outcome."""
+    found = [value for _, value in alternatives(completion, offset)]
+    if not found:
+        return None
+    values = completion.logprobs or ()
+    own = values[offset] if offset < len(values) else None
+    if _is_number(own) and own is not None and own < min(found) - 1e-6:
+        found.append(own)
+    chances = [math.exp(min(value, 0.0)) for value in found]
+    rest = max(0.0, 1.0 - math.fsum(chances))
+    return max(0.0, -math.fsum(p * math.log(p) for p in (*chances, rest) if p > 0.0))
+
+
+def step(value: float, ends: Sequence[float], *, falling: bool = False) -> int:
+    """Which colour: 0 for what is expected, `len(ends)` for what surprises most."""
+    if falling:
+        return sum(value < end for end in ends)
+    return sum(value >= end for end in ends)
+
+
+def _code(lines: list[int]) -> tuple[int, list[int] | None]:
+    if len(lines) == 1 and lines[0] <= WIDEST:
+        return lines[0], None
+    if lines == [1, 0]:
+        return NEWLINE, None
+    return (TWO_NEWLINES, None) if lines == [1, 1, 0] else (LISTED, lines)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _base64(data: bytes | bytearray) -> str:
+    return base64.b64encode(data).decode()
