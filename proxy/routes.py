@@ -24,9 +24,9 @@ from proxy.dialects.base import Dialect
 from proxy.dialects.gemini.dialect import PREFIXES, Gemini
 from proxy.dialects.responses.dialect import Responses
 from proxy.errors import ProxyError, Refusal, SessionError, SettingsError, error_body
-from proxy.http import target
 from proxy.http.client_request import Agent
 from proxy.http.connection import Handler
+from proxy.http.target import parse_target
 from proxy.sessions.registry import Defaults, Session, Sessions
 from proxy.settings import Settings, check_engine, check_key, check_token_in, check_top_logprobs
 from proxy.upstream.replicas import Replicas
@@ -59,7 +59,7 @@ class Routes:
         return self._found(agent)(agent)
 
     def _found(self, agent: Agent) -> Handler:
-        target = target.read(agent.target)
+        target = parse_target(agent.target)
         if target is None:
             return no_target
         agent.session, path, agent.query = target

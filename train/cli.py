@@ -8,6 +8,7 @@ import sys
 import typer
 
 from capture.errors import CaptureError
+from train.commands import audit, convert, coverage, sft, stream, validate
 from train.errors import TrainError
 from train.view import cli as view_cli
 
@@ -18,7 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _commands in (stream_cli, coverage_cli, convert_cli, validate_cli, audit_cli, sft_cli):
+for _commands in (stream, coverage, convert, validate, audit, sft):
     _commands.register(app)
 
 

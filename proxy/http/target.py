@@ -21,7 +21,7 @@ class Target(NamedTuple):
     query: bytes
 
 
-def read(target: bytes) -> Target | None:
+def parse_target(target: bytes) -> Target | None:
     """Forgives `/v1/v1`, doubled and trailing slashes, a missing `/v1`. None for what is no path."""
     try:
         url = httptools.parse_url(target)

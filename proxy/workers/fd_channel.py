@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable
 from typing import NamedTuple
 
-from proxy.http import target
+from proxy.http.target import parse_target
 from proxy.sessions.keys import keys
 
 log = logging.getLogger("proxy")
@@ -32,7 +32,7 @@ def whose(head: bytes) -> Who:
     for line in rest.split(b"\r\n"):
         name, _, value = line.partition(b":")
         headers.append((name.strip().lower(), value.strip()))
-    target = target.read(first.partition(b" ")[2].lstrip(b" ").partition(b" ")[0])
+    target = parse_target(first.partition(b" ")[2].lstrip(b" ").partition(b" ")[0])
     return Who(tuple(keys(headers)), None if target is None else target.session)
 
 

@@ -22,7 +22,7 @@ DEATHS, WITHIN = 3, 60.0
 #: Seconds that a connection, or a question of the admin's, waits for its worker to be started again.
 BACK_SECONDS = 60.0
 #: What a worker's process runs: this package, wherever it was found, whatever lies in the current folder.
-COMMAND = "import sys; sys.path[:] = {path!r}; from proxy.worker import main; main({channel}, {boot})"
+COMMAND = "import sys; sys.path[:] = {path!r}; from proxy.workers.worker import main; main({channel}, {boot})"
 
 
 class Worker:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from proxy.errors import ProxyError
-from proxy.http import target
 from proxy.http.connection import LARGEST_HEAD, Connection
 from proxy.http.listener import Listener
+from proxy.http.target import parse_target
 from proxy.runtime.fd_limits import say_when_none_are_left
 from proxy.runtime.logs import log_to_stderr
 from proxy.runtime.memory import give_back, keep_tidy
@@ -85,7 +85,7 @@ class SharedConnection(Connection):
         """A request right behind another cannot be handed back: this worker would make a session of its name."""
         looked_at, self._looked_at = self._looked_at, False
         if not looked_at:
-            target = target.read(self._target)
+            target = parse_target(self._target)
             if Who(tuple(keys(self._headers)), None if target is None else target.session) != self._who:
                 self._why = b"421 Misdirected Request"
                 raise ValueError("another worker's")

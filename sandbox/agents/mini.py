@@ -1,4 +1,4 @@
-"""`mini`: our own agent, and the example to copy. It is `mini_agent.py`, one file that is put into the sandbox."""
+"""`mini`: our own agent, and the example to copy. It is `mini_program.py`, one file that is put into the sandbox."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sandbox.agents.base import HOME, Scene
 from sandbox.containers.base import Box, file_archive, run
 from sandbox.errors import AgentError, InstallError
 
-SOURCE = Path(__file__).with_name("mini_agent.py")
+SOURCE = Path(__file__).with_name("mini_program.py")
 #: Its exit code when the model could not be reached or refused the call.
 MODEL_FAILED = 3
 

@@ -26,7 +26,7 @@ from sandbox.rollouts.progress import Progress
 from sandbox.rollouts.rollout import Plan
 from sandbox.tasks.task import Task, load_task
 
-TASK = Path(__file__).with_name("demo_task") / "write-number"
+TASK = Path(__file__).with_name("task") / "write-number"
 GROUP = 16
 #: One call a rollout: the tool call or none. What this model says to a tool's result is rarely to the point.
 STEPS, MAX_TOKENS = "1", "96"

@@ -93,7 +93,7 @@ def test_a_line_that_is_no_object_is_left_out_and_told(tmp_path: Path, junk: byt
 def test_a_full_disk_takes_no_part_of_a_line(tmp_path: Path) -> None:
     limit = 4000
     code = (
-        "import resource, signal, sys; from pathlib import Path; from capture.journal import JournalWriter\n"
+        "import resource, signal, sys; from pathlib import Path; from capture.journal.journal import JournalWriter\n"
         "from capture.errors import JournalError\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"

@@ -58,6 +58,6 @@ def test_a_plain_folders_house_cleans_up() -> None:
     house = LocalHouse()
     task = rollouts.load_task(rollouts.TASK)
     box = house.box(task, Mini(), "r")
-    assert isinstance(box, LocalBox) and (box.root / "opt" / "benchflow" / "mini_agent.py").exists()
+    assert isinstance(box, LocalBox) and (box.root / "opt" / "benchflow" / "mini_program.py").exists()
     house.close()
     assert not box.root.exists()

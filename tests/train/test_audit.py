@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from tests.train.build import broken, conversation, make_job
 from train.cli import app
-from train.commands import audit
+from train.commands import audit as audit_command
 from train.errors import BadInput
 from train.tokens.audit import audit, load_score
 
@@ -62,7 +62,7 @@ def test_the_limit_counts_calls(tmp_path: Path) -> None:
 
 def test_the_command_says_it_and_its_exit_code_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = make_job(tmp_path / "job", [{"name": "a__1", "calls": conversation(2)}])
-    monkeypatch.setattr(audit, "load_score", lambda model: FakeModel({1112: 0.5}))
+    monkeypatch.setattr(audit_command, "load_score", lambda model: FakeModel({1112: 0.5}))
     done = CliRunner().invoke(app, ["audit", str(job), "--model", "m"])
     assert done.exit_code == 1
     assert "2 calls, 8 sampled tokens: largest difference 0.5, mean 0.062" in done.stdout
@@ -71,7 +71,7 @@ def test_the_command_says_it_and_its_exit_code_too(tmp_path: Path, monkeypatch: 
     assert "importance ratios" in done.stdout, "sampling that is not plain is told"
     told = json.loads(CliRunner().invoke(app, ["audit", str(job), "--model", "m", "--json"]).stdout)
     assert (told["calls"], told["tokens"], len(told["beyond"]), told["sampling"][0][:4]) == (2, 8, 1, "a__1")
-    monkeypatch.setattr(audit, "load_score", lambda model: FakeModel())
+    monkeypatch.setattr(audit_command, "load_score", lambda model: FakeModel())
     assert CliRunner().invoke(app, ["audit", str(job), "--model", "m"]).exit_code == 0
 
 

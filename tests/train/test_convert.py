@@ -481,7 +481,7 @@ def test_ctrl_c_and_its_kind_leave_no_half_file(tmp_path: Path, number: signal.S
     journal.write_bytes(json.dumps(conversation(1)[0]).encode() + b"\n")
     process = subprocess.Popen(
         [sys.executable, "-c", f"""
-import sys, train.rollouts as rollouts
+import sys, train.rollouts.rollouts as rollouts
 read = rollouts.Rollout.calls
 def slow(self):
     print("reading", flush=True)
