@@ -18,7 +18,7 @@ from proxy.calls.request_body import misspelt_sampling
 from proxy.errors import ProxyError, SettingsError
 from proxy.runtime.fd_limits import say_when_none_are_left
 from proxy.runtime.logs import log_to_stderr
-from proxy.runtime.memory import give_back, keep_tidy
+from proxy.runtime.memory import start_gc_timer, trim_malloc
 from proxy.server import quiet_garbage, run, serve
 from proxy.sessions.registry import say_stopped
 from proxy.settings import Settings
@@ -163,7 +163,7 @@ def proxy(
             grace=grace,
             workers=workers,
         )
-        give_back()
+        trim_malloc()
         if settings.workers > 1:
             from proxy.workers.supervisor import (
                 start,  # it asks its workers over httpx, which a proxy of one process has no use for
@@ -187,7 +187,7 @@ async def _serve(settings: Settings) -> None:
     made_key = settings.admin_key is None
     async with serve(settings) as proxy:
         quiet_garbage()
-        keep_tidy()
+        start_gc_timer()
         say_when_none_are_left()
         default, told = proxy.sessions.default, proxy.sessions
         assert default is not None

@@ -8,7 +8,7 @@ import logging
 from proxy.calls.reply_bytes import JSON_HEADERS
 from proxy.dialects.base import Dialect
 from proxy.errors import FAILED, Refusal, error_body
-from proxy.http.client_request import Agent, AgentLeft
+from proxy.http.client_request import AgentLeft, ClientRequest
 from proxy.sessions.registry import Session, Sessions
 
 log = logging.getLogger("proxy")
@@ -24,7 +24,7 @@ class Endpoint:
     def __init__(self, sessions: Sessions) -> None:
         self.sessions = sessions
 
-    async def __call__(self, agent: Agent) -> None:
+    async def __call__(self, agent: ClientRequest) -> None:
         session: Session | None = None
         try:
             session = self.sessions.authorize(agent.headers, agent.session)
@@ -42,11 +42,11 @@ class Endpoint:
             if not agent.started:
                 refuse(agent, session, Refusal(500, FAILED), self.dialect)
 
-    async def answer(self, agent: Agent, session: Session) -> None:
+    async def answer(self, agent: ClientRequest, session: Session) -> None:
         raise NotImplementedError
 
 
-def refuse(agent: Agent, session: Session | None, refusal: Refusal, dialect: Dialect | None = None) -> None:
+def refuse(agent: ClientRequest, session: Session | None, refusal: Refusal, dialect: Dialect | None = None) -> None:
     """Our own answer instead of the engine's, in the shape of the agent's dialect, else of the engine."""
     status, headers = refusal.status, list(JSON_HEADERS)
     if dialect is not None:

@@ -24,7 +24,7 @@ from proxy.dialects.base import Dialect
 from proxy.dialects.gemini.dialect import PREFIXES, Gemini
 from proxy.dialects.responses.dialect import Responses
 from proxy.errors import ProxyError, Refusal, SessionError, SettingsError, error_body
-from proxy.http.client_request import Agent
+from proxy.http.client_request import ClientRequest
 from proxy.http.connection import Handler
 from proxy.http.target import parse_target
 from proxy.sessions.registry import Defaults, Session, Sessions
@@ -51,14 +51,14 @@ class Routes:
         self._models = Models(sessions)
         self._gemini = ByPath(Gemini(), sessions, settings, metrics)
 
-    def __call__(self, agent: Agent) -> Coroutine[Any, Any, None]:
+    def __call__(self, agent: ClientRequest) -> Coroutine[Any, Any, None]:
         found = self._at_once.get(agent.target)
         if found is not None and agent.method == "POST":
             agent.path, handler = found
             return handler(agent)
         return self._found(agent)(agent)
 
-    def _found(self, agent: Agent) -> Handler:
+    def _found(self, agent: ClientRequest) -> Handler:
         target = parse_target(agent.target)
         if target is None:
             return no_target
@@ -71,15 +71,15 @@ class Routes:
         return healthy if agent.method in ("GET", "HEAD") and path in ("/", "/health") else no_route
 
 
-async def healthy(agent: Agent) -> None:
+async def healthy(agent: ClientRequest) -> None:
     agent.answer(200, JSON_HEADERS, b'{"status":"ok"}')
 
 
-async def no_target(agent: Agent) -> None:
+async def no_target(agent: ClientRequest) -> None:
     agent.answer(400, JSON_HEADERS, error_body(None, Refusal(400, "the request's target is no path")))
 
 
-async def no_route(agent: Agent) -> None:
+async def no_route(agent: ClientRequest) -> None:
     served = ", ".join((CHAT, COMPLETIONS, *(one.path for one in DIALECTS), Gemini.path + "…"))
     message = f"{agent.method} {agent.path} is not served here; the model routes are POST {served}"
     if agent.path.startswith("/v1/responses"):
@@ -102,7 +102,7 @@ async def health(request: Request) -> Response:
 class Admin:
     """Sessions and metrics, for whoever started the proxy."""
 
-    def __init__(self, sessions: Sessions, settings: Settings, metrics: Metrics, door: Door) -> None:
+    def __init__(self, sessions: Sessions, settings: Settings, metrics: Metrics, door: SessionFactory) -> None:
         self.sessions = sessions
         self.settings = settings
         self.metrics = metrics
@@ -212,7 +212,7 @@ _SESSION_TYPES: dict[str, tuple[type, ...]] = {
 _SESSION_FIELDS = set(_SESSION_TYPES)
 
 
-class Door:
+class SessionFactory:
     """Opens sessions on this proxy's engines, or on one that the session names."""
 
     def __init__(self, sessions: Sessions, settings: Settings) -> None:

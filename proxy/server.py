@@ -21,9 +21,9 @@ from starlette.types import ASGIApp
 from proxy.admin.metrics import Metrics
 from proxy.errors import ProxyError, SettingsError
 from proxy.http.listener import Listener
-from proxy.routes import Admin, Door, Routes
-from proxy.runtime.fd_limits import allow_many
-from proxy.runtime.lru import Whole
+from proxy.routes import Admin, Routes, SessionFactory
+from proxy.runtime.fd_limits import raise_fd_limit
+from proxy.runtime.lru import MemoryBudget
 from proxy.sessions.registry import Sessions
 from proxy.settings import Settings
 from proxy.upstream.probe import probe_all
@@ -46,7 +46,9 @@ class OpenSession:
 class Proxy:
     """A proxy that runs."""
 
-    def __init__(self, settings: Settings, sessions: Sessions, door: Door, host: str, admin_url: str | None) -> None:
+    def __init__(
+        self, settings: Settings, sessions: Sessions, door: SessionFactory, host: str, admin_url: str | None
+    ) -> None:
         self.settings = settings
         self.sessions = sessions
         self.port = door.port
@@ -77,14 +79,14 @@ async def serve(settings: Settings, share: Share | None = None) -> AsyncIterator
     Raises `SettingsError` for what cannot be used, a taken port included, and `SessionError` for a journal.
     """
     settings.check()
-    allow_many()
+    raise_fd_limit()
     metrics = Metrics()
     open_mode = settings.out is not None and settings.key is None
     sessions = Sessions(
         open_mode=open_mode, out=settings.out, fsync=settings.fsync, grace=settings.grace, idle=settings.session_idle,
-        whole=Whole((settings.history_mb << 20) // settings.workers),
+        whole=MemoryBudget((settings.history_mb << 20) // settings.workers),
     )  # fmt: skip
-    door = Door(sessions, settings)
+    door = SessionFactory(sessions, settings)
     sockets = [] if share else bind([settings.host, *settings.more_hosts], settings.port)
     door.port = share.port if share else sockets[0].getsockname()[1]
     listener = Listener(Routes(sessions, settings, metrics))

@@ -19,7 +19,7 @@ from proxy import misspelt_sampling
 from sandbox.agents import find_agent
 from sandbox.containers import images, reaper
 from sandbox.containers.docker import connect
-from sandbox.containers.pool import House
+from sandbox.containers.pool import ContainerPool
 from sandbox.errors import JobError, SandboxError, Stopped, TaskError
 from sandbox.rollouts.job import Options, Outcome, default_job_name, run_job
 from sandbox.rollouts.model_endpoint import (
@@ -156,11 +156,11 @@ class Guard:
     def __init__(self, progress: Progress) -> None:
         self.stop = threading.Event()
         self.exit_code = 0
-        self._house: House | None = None
+        self._house: ContainerPool | None = None
         self._progress = progress
 
-    def watch(self, house: House) -> None:
-        self._house = house
+    def watch(self, pool: ContainerPool) -> None:
+        self._house = pool
 
     def on_signal(self, number: int, _frame: object) -> None:
         if self.exit_code:

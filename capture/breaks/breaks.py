@@ -66,7 +66,7 @@ CAUSES: Final[dict[str, tuple[str, str]]] = {
 
 
 @dataclass(frozen=True)
-class Told:
+class CallView:
     """One side of a break: a call's ids and what its log line says of them. Only `prompt` must be known.
 
     `messages` and `tools` are what was sent (chat form), `reply` the assistant message that came back, `tokens` the

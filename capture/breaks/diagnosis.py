@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from capture.breaks.breaks import Break, Decoder, Told
+from capture.breaks.breaks import Break, CallView, Decoder
 from capture.breaks.message_compare import (
     calls_of,
     first_change,
@@ -37,7 +37,7 @@ WINDOW: Final = 8
 _RUN: Final = 4
 
 
-def diagnose(before: Told, after: Told, decoder: Decoder | None = None) -> Break:
+def diagnose(before: CallView, after: CallView, decoder: Decoder | None = None) -> Break:
     """Why `after` does not begin with the prompt and the sampled ids of `before`."""
     held = before.prompt + before.sampled
     index = held.common(after.prompt)
@@ -66,8 +66,8 @@ def diagnose(before: Told, after: Told, decoder: Decoder | None = None) -> Break
 class _Place:
     """Where two token lists part: `ours` is what was held, `theirs` the new prompt, `split` where the reply begins."""
 
-    before: Told
-    after: Told
+    before: CallView
+    after: CallView
     ours: list[int]
     theirs: list[int]
     index: int
@@ -183,7 +183,7 @@ def _in_reply(place: _Place) -> tuple[str, str]:
     return found or _reply_by_messages(place)
 
 
-def _lost(before: Told) -> tuple[str, str] | None:
+def _lost(before: CallView) -> tuple[str, str] | None:
     """What the call's own record says: ids that did not come, or a reply that broke off."""
     if before.outcome in ("aborted", "truncated") or any(code in _CUT for code in before.codes):
         return "cut_reply", "certain"

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from capture.breaks.breaks import Told
+from capture.breaks.breaks import CallView
 from capture.breaks.message_compare import head, mark, text_of
 
 #: A summary shorter than this (characters) proves nothing when its text turns up again.
 _SUMMARY: int = 40
 
 
-def predecessor(call: Told, earlier: Sequence[Told]) -> Told | None:
+def predecessor(call: CallView, earlier: Sequence[CallView]) -> CallView | None:
     """The earlier call that `call` was to continue, None when it begins something of its own.
 
     In order of strength: its prompt keeps all of that call's prompt; its messages go on from that call's messages and
@@ -22,7 +22,7 @@ def predecessor(call: Told, earlier: Sequence[Told]) -> Told | None:
     reply (a summary). Among equals the one whose tokens it shares most, then the latest.
     """
     best: tuple[int, int, int, int] | None = None
-    found: Told | None = None
+    found: CallView | None = None
     for before in earlier:
         strength, shared = _strength(before, call)
         if strength:
@@ -32,7 +32,7 @@ def predecessor(call: Told, earlier: Sequence[Told]) -> Told | None:
     return found
 
 
-def _strength(before: Told, call: Told) -> tuple[int, int]:
+def _strength(before: CallView, call: CallView) -> tuple[int, int]:
     """How surely `call` continues `before`, 0 for not at all; and how many messages they share."""
     if before.prompt and before.prompt.startswith(call.prompt):
         return 0, 0  # the same question again, or an earlier one: a call beside that one, not after it

@@ -12,18 +12,28 @@ from typing import Any, ClassVar, Final, NamedTuple
 import orjson
 
 from capture.engines.answer.reader import CHAT, COMPLETIONS, Reader
-from capture.engines.answer.strip import Hide
+from capture.engines.answer.strip import ResponseFilter
 from capture.record import FIELDS, Ids, Unavailable
 from capture.unavailable import why
 
-__all__ = ["CHAT", "COMPLETIONS", "WIRES", "Ask", "Engine", "Hide", "Question", "Reader", "Wants"]
+__all__ = [
+    "CHAT",
+    "COMPLETIONS",
+    "WIRES",
+    "CaptureOptions",
+    "Engine",
+    "Question",
+    "Reader",
+    "ResponseFilter",
+    "UpstreamRequest",
+]
 
 WIRES: Final = (CHAT, COMPLETIONS)
 
 Question = tuple[str, dict[str, Any]]
 
 
-class Wants(NamedTuple):
+class CaptureOptions(NamedTuple):
     """What is wanted of a call besides what the agent asked for."""
 
     capture: bool = True
@@ -32,7 +42,7 @@ class Wants(NamedTuple):
 
 
 @dataclass(slots=True)
-class Ask:
+class UpstreamRequest:
     """A call as it goes to the engine.
 
     `unstreamed`: the agent asked for a stream, but the engine has to be called without one; the answer is streamed to
@@ -65,16 +75,16 @@ class Engine:
     #: Whether the answer to a chat that ends with the assistant's own words begins with them.
     repeats_prefill: ClassVar[bool] = False
 
-    def ask(self, wire: str, body: dict[str, Any], wants: Wants) -> Ask:
+    def ask(self, wire: str, body: dict[str, Any], wants: CaptureOptions) -> UpstreamRequest:
         """The call to make for an agent's `body` (which is not changed)."""
-        return Ask(dict(body), unavailable=dict.fromkeys(FIELDS, why("engine_unsupported")))
+        return UpstreamRequest(dict(body), unavailable=dict.fromkeys(FIELDS, why("engine_unsupported")))
 
-    def refused(self, ask: Ask, status: int, error: object) -> bool:
+    def refused(self, ask: UpstreamRequest, status: int, error: object) -> bool:
         """Whether a 4xx answer is about something that we added: its text names one of the fields."""
         text = orjson.dumps(error, default=str).decode().lower() if error is not None else ""
         return any(name.lower() in text for name in ask.injected)
 
-    def reader(self, wire: str, body: dict[str, Any], ask: Ask) -> Reader:
+    def reader(self, wire: str, body: dict[str, Any], ask: UpstreamRequest) -> Reader:
         return Reader(self, wire, body, ask)
 
     def questions(self, reader: Reader) -> Generator[Question, Any, None] | None:
@@ -133,12 +143,12 @@ class Engine:
 
     # what the agent sees
 
-    def hidden(self, wire: str, body: dict[str, Any]) -> Hide:
+    def hidden(self, wire: str, body: dict[str, Any]) -> ResponseFilter:
         """What of an answer the agent did not ask for."""
         logprobs = body.get("logprobs")
         options = body.get("stream_options")
         every = bool(body.get("return_token_ids"))
-        return Hide(
+        return ResponseFilter(
             logprobs=not flag(logprobs) if wire == CHAT else logprobs is None or logprobs is False,
             prompt=not every,
             sampled=not every,
@@ -146,7 +156,7 @@ class Engine:
             nulls=self.null_when_unasked,
         )
 
-    def step_is_ours(self, hide: Hide) -> bool:
+    def step_is_ours(self, hide: ResponseFilter) -> bool:
         """Whether a streamed step without anything to see was sent only because we asked.
 
         vLLM sends one where ids are asked for, not for logprobs alone (0.32, `chat_completion/serving.py`).

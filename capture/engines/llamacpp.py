@@ -12,7 +12,7 @@ from collections.abc import Generator
 from typing import Any, ClassVar, Final
 
 from capture.engines.answer.choices import Choice
-from capture.engines.base import CHAT, Ask, Engine, Hide, Question, Reader, Wants
+from capture.engines.base import CHAT, CaptureOptions, Engine, Question, Reader, ResponseFilter, UpstreamRequest
 from capture.engines.vllm import chat_logprobs
 from capture.record import Ids
 from capture.unavailable import why
@@ -22,8 +22,8 @@ class LlamaCpp(Engine):
     name: ClassVar[str] = "llamacpp"
     repeats_prefill: ClassVar[bool] = True
 
-    def ask(self, wire: str, body: dict[str, Any], wants: Wants) -> Ask:
-        ask = Ask(dict(body))
+    def ask(self, wire: str, body: dict[str, Any], wants: CaptureOptions) -> UpstreamRequest:
+        ask = UpstreamRequest(dict(body))
         streams = body.get("stream") is True
         ask.unstreamed = streams and (wants.capture or wants.buffered)
         if ask.unstreamed:
@@ -69,7 +69,7 @@ class LlamaCpp(Engine):
             return "character_ids_not_returned"
         return super().ids_lost(reader, sampled, told)
 
-    def hidden(self, wire: str, body: dict[str, Any]) -> Hide:
+    def hidden(self, wire: str, body: dict[str, Any]) -> ResponseFilter:
         """`logprobs: 0` (completions) and `top_logprobs: 0` (chat) give no logprobs."""
         hide = super().hidden(wire, body)
         none = body.get("top_logprobs") == 0 if wire == CHAT else not body.get("logprobs")

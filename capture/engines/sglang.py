@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Final
 
-from capture.engines.base import CHAT, Ask, Engine, Hide, Question, Reader, Wants, how_it_ended
+from capture.engines.base import (
+    CHAT,
+    CaptureOptions,
+    Engine,
+    Question,
+    Reader,
+    ResponseFilter,
+    UpstreamRequest,
+    how_it_ended,
+)
 from capture.engines.vllm import chat_logprobs, completion_logprobs, count_usage, ids, unstream
 from capture.record import FIELDS, Ids
 from capture.unavailable import why
@@ -15,8 +24,8 @@ class SGLang(Engine):
     null_when_unasked: ClassVar[frozenset[str]] = frozenset(("logprobs",))
     takes_prompt_ids: ClassVar[bool] = True
 
-    def ask(self, wire: str, body: dict[str, Any], wants: Wants) -> Ask:
-        ask = Ask(dict(body))
+    def ask(self, wire: str, body: dict[str, Any], wants: CaptureOptions) -> UpstreamRequest:
+        ask = UpstreamRequest(dict(body))
         ask.unstreamed = wants.buffered and body.get("stream") is True
         if ask.unstreamed:
             unstream(ask)
@@ -37,14 +46,14 @@ class SGLang(Engine):
         ask.injected = tuple(injected)
         return ask
 
-    def hidden(self, wire: str, body: dict[str, Any]) -> Hide:
+    def hidden(self, wire: str, body: dict[str, Any]) -> ResponseFilter:
         hide = super().hidden(wire, body)
         return hide._replace(
             prompt=hide.prompt and not (body.get("return_prompt_token_ids") or body.get("return_input_ids_in_sglext")),
             sampled=hide.sampled and not body.get("return_output_ids_in_sglext"),
         )
 
-    def step_is_ours(self, hide: Hide) -> bool:
+    def step_is_ours(self, hide: ResponseFilter) -> bool:
         """SGLang sends the logprobs of a step without text on a chunk of their own (0.5.23, a parser configured)."""
         return hide.logprobs
 
@@ -92,7 +101,7 @@ class SGLang(Engine):
 _RENDERED: Final = ("model", "tools", "tool_choice", "reasoning_effort", "chat_template_kwargs")
 
 
-def _streamed_ids(ask: Ask) -> list[str]:
+def _streamed_ids(ask: UpstreamRequest) -> list[str]:
     """`return_token_ids` is refused on a streamed chat; two headers, and the fields of 0.5.23, are not."""
     ask.requested["token_ids"] = True
     ask.headers = {"x-sglext-return-input-ids": "1", "x-sglext-return-output-ids": "1"}

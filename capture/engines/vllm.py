@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Final
 
-from capture.engines.base import CHAT, Ask, Engine, Question, Reader, Wants, flag, how_it_ended
+from capture.engines.base import CHAT, CaptureOptions, Engine, Question, Reader, UpstreamRequest, flag, how_it_ended
 from capture.record import FIELDS, Ids
 from capture.unavailable import why
 
@@ -17,8 +17,8 @@ class VLLM(Engine):
     echoes_logprobs: ClassVar[bool] = True
     takes_prompt_ids: ClassVar[bool] = True
 
-    def ask(self, wire: str, body: dict[str, Any], wants: Wants) -> Ask:
-        ask = Ask(dict(body))
+    def ask(self, wire: str, body: dict[str, Any], wants: CaptureOptions) -> UpstreamRequest:
+        ask = UpstreamRequest(dict(body))
         ask.unstreamed = wants.buffered and body.get("stream") is True
         if ask.unstreamed:
             unstream(ask)
@@ -74,13 +74,13 @@ _RENDERED: Final = (
 )  # fmt: skip
 
 
-def unstream(ask: Ask) -> None:
+def unstream(ask: UpstreamRequest) -> None:
     """Calls without a stream; vLLM and SGLang refuse `stream_options` then."""
     ask.body["stream"] = False
     ask.body.pop("stream_options", None)
 
 
-def count_usage(ask: Ask) -> list[str]:
+def count_usage(ask: UpstreamRequest) -> list[str]:
     """Asks for the final count, and no count a chunk that the agent would not have had."""
     options = ask.body.get("stream_options")
     if isinstance(options, dict) and options.get("include_usage"):
@@ -92,7 +92,9 @@ def count_usage(ask: Ask) -> list[str]:
     return ["stream_options"]
 
 
-def chat_logprobs(ask: Ask, wants: Wants, *, at_least: int = 0, alone_is_refused: bool = True) -> list[str]:
+def chat_logprobs(
+    ask: UpstreamRequest, wants: CaptureOptions, *, at_least: int = 0, alone_is_refused: bool = True
+) -> list[str]:
     """Asks for one logprob a sampled token, and for the alternatives that are wanted; what the agent asked for stays.
 
     `at_least` alternatives are asked for where an engine gives no logprobs without. `alone_is_refused`: the engine
@@ -117,18 +119,18 @@ def chat_logprobs(ask: Ask, wants: Wants, *, at_least: int = 0, alone_is_refused
     return injected
 
 
-def _chat(ask: Ask, wants: Wants) -> list[str]:
+def _chat(ask: UpstreamRequest, wants: CaptureOptions) -> list[str]:
     return [] if _beams(ask) else chat_logprobs(ask, wants) + ids(ask)
 
 
-def _beams(ask: Ask) -> bool:
+def _beams(ask: UpstreamRequest) -> bool:
     if not ask.body.get("use_beam_search"):
         return False
     ask.unavailable = dict.fromkeys(FIELDS, why("beam_search"))
     return True
 
 
-def ids(ask: Ask) -> list[str]:
+def ids(ask: UpstreamRequest) -> list[str]:
     ask.requested["token_ids"] = True
     if ask.body.get("return_token_ids"):
         return []
@@ -136,7 +138,7 @@ def ids(ask: Ask) -> list[str]:
     return ["return_token_ids"]
 
 
-def _completions(ask: Ask, wants: Wants) -> list[str]:
+def _completions(ask: UpstreamRequest, wants: CaptureOptions) -> list[str]:
     body = ask.body
     if _beams(ask):
         return []
@@ -148,7 +150,7 @@ def _completions(ask: Ask, wants: Wants) -> list[str]:
     return injected + ids(ask)
 
 
-def completion_logprobs(ask: Ask, wants: Wants) -> list[str]:
+def completion_logprobs(ask: UpstreamRequest, wants: CaptureOptions) -> list[str]:
     """`logprobs: 0` gives the sampled token's logprob alone."""
     asked = ask.body.get("logprobs")
     own = asked is not None and asked is not False

@@ -30,9 +30,9 @@ from proxy.calls.reply_bytes import (
     sse,
 )
 from proxy.calls.request_body import Request
-from proxy.calls.upstream_call import REQUEST_ID, Route, Sending
+from proxy.calls.upstream_call import REQUEST_ID, Route, UpstreamCall
 from proxy.errors import FAILED, Refusal, UpstreamBroke, UpstreamError, error_body
-from proxy.http.client_request import Agent, AgentLeft, reply_headers
+from proxy.http.client_request import AgentLeft, ClientRequest, reply_headers
 from proxy.sessions.registry import Session
 from proxy.upstream.client import Headers, Response
 
@@ -47,13 +47,13 @@ ERROR = b'"error"'
 REDIRECTED = "the engine answered with a redirect; give its final address as --upstream"
 
 
-class Exchange(Sending):
+class Exchange(UpstreamCall):
     """One call on its way, as the agent made it."""
 
     #: Whether a stream's head goes out with the engine's; a translated one waits, for an error may still have a status.
     starts_at_once = True
 
-    def __init__(self, route: Route, session: Session, number: int, agent: Agent, request: Request) -> None:
+    def __init__(self, route: Route, session: Session, number: int, agent: ClientRequest, request: Request) -> None:
         super().__init__(route, session, number, agent, request)
         self._held: list[bytes] = []
         self._holding = False
@@ -307,7 +307,7 @@ class Exchange(Sending):
         metrics.count(facts.dialect, facts.outcome, facts.ttft_ms, capture)
         written = session.write_at_once(line)
         if written is None:
-            await surely(self._write(line))
+            await shield_until_done(self._write(line))
         elif not written:
             metrics.journal_failures.inc()
 
@@ -332,7 +332,7 @@ class Exchange(Sending):
             self.agent.end(b"".join(self._held))
 
 
-async def surely(work: Coroutine[Any, Any, None]) -> None:
+async def shield_until_done(work: Coroutine[Any, Any, None]) -> None:
     """Does `work` to its end even where the task that waits for it is cancelled meanwhile; then says so."""
     task = asyncio.ensure_future(work)
     try:

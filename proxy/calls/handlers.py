@@ -10,7 +10,7 @@ from proxy.calls.upstream_call import Route
 from proxy.dialects.base import Dialect
 from proxy.dialects.gemini.dialect import Gemini
 from proxy.endpoint import Endpoint
-from proxy.http.client_request import Agent
+from proxy.http.client_request import ClientRequest
 from proxy.sessions.registry import Session, Sessions
 from proxy.settings import Settings
 
@@ -25,7 +25,7 @@ class Relay(Endpoint):
         super().__init__(sessions)
         self.route = Route(wire, path, settings, metrics)
 
-    async def answer(self, agent: Agent, session: Session) -> None:
+    async def answer(self, agent: ClientRequest, session: Session) -> None:
         raw = await agent.body(self.route.settings.max_body_mb << 20)
         number = session.begins(agent.task)
         self.route.metrics.running += 1
@@ -35,7 +35,7 @@ class Relay(Endpoint):
             self.route.metrics.running -= 1
             session.ends(agent.task)
 
-    def exchange(self, session: Session, number: int, agent: Agent, request: Request) -> Exchange:
+    def exchange(self, session: Session, number: int, agent: ClientRequest, request: Request) -> Exchange:
         return Exchange(self.route, session, number, agent, request)
 
 
@@ -46,7 +46,7 @@ class Translated(Relay):
         super().__init__("openai-chat", CHAT, sessions, settings, metrics)
         self.dialect: Dialect = dialect
 
-    def exchange(self, session: Session, number: int, agent: Agent, request: Request) -> Exchange:
+    def exchange(self, session: Session, number: int, agent: ClientRequest, request: Request) -> Exchange:
         return TranslatedExchange(self.dialect, self.route, session, number, agent, request)
 
 
@@ -57,7 +57,7 @@ class ByPath(Translated):
         super().__init__(dialect, sessions, settings, metrics)
         self.any = dialect
 
-    def exchange(self, session: Session, number: int, agent: Agent, request: Request) -> Exchange:
+    def exchange(self, session: Session, number: int, agent: ClientRequest, request: Request) -> Exchange:
         dialect = self.any.called(agent.path, agent.query)
         exchange = TranslatedExchange(dialect, self.route, session, number, agent, request)
         exchange.facts.path = agent.path

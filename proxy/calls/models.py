@@ -15,7 +15,7 @@ from proxy.calls.request_body import Request
 from proxy.dialects.anthropic.dialect import Messages
 from proxy.endpoint import Endpoint
 from proxy.errors import Refusal, UpstreamError
-from proxy.http.client_request import Agent, reply_headers
+from proxy.http.client_request import ClientRequest, reply_headers
 from proxy.sessions.registry import Session, Sessions
 from proxy.settings import Settings
 from proxy.upstream.replicas import Replica
@@ -24,7 +24,7 @@ from proxy.upstream.replicas import Replica
 class Models(Endpoint):
     """`GET /v1/models`, from the session's engine."""
 
-    async def answer(self, agent: Agent, session: Session) -> None:
+    async def answer(self, agent: ClientRequest, session: Session) -> None:
         replica = _up(session)
         headers = replica.auth([*agent.upstream_headers(), (b"accept-encoding", b"identity")])
         try:
@@ -48,7 +48,7 @@ class CountTokens(Endpoint):
         self.dialect: Messages = dialect
         self.settings = settings
 
-    async def answer(self, agent: Agent, session: Session) -> None:
+    async def answer(self, agent: ClientRequest, session: Session) -> None:
         request = Request.of(await agent.body(self.settings.max_body_mb << 20), session)
         if not request.is_object:
             raise Refusal(400, "the request's body is no JSON object")

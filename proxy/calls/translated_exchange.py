@@ -19,7 +19,7 @@ from proxy.dialects.base import Dialect, Reply
 from proxy.dialects.base import Translated as Translation
 from proxy.dialects.chat import dumps
 from proxy.errors import Refusal, UpstreamBroke, UpstreamError
-from proxy.http.client_request import Agent, reply_headers
+from proxy.http.client_request import ClientRequest, reply_headers
 from proxy.sessions.registry import Session
 from proxy.upstream.client import Headers, Response
 
@@ -34,7 +34,7 @@ class TranslatedExchange(Exchange):
     starts_at_once = False
 
     def __init__(
-        self, dialect: Dialect, route: Route, session: Session, number: int, agent: Agent, request: Request
+        self, dialect: Dialect, route: Route, session: Session, number: int, agent: ClientRequest, request: Request
     ) -> None:
         super().__init__(route, session, number, agent, request)
         self.dialect = dialect

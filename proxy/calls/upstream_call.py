@@ -6,14 +6,14 @@ import logging
 import time
 from dataclasses import dataclass
 
-from capture.engines.base import Ask, Engine, Reader, Wants
+from capture.engines.base import CaptureOptions, Engine, Reader, UpstreamRequest
 from capture.record import TokenCapture
 from proxy.admin.metrics import Metrics
 from proxy.calls.journal_line import Facts
 from proxy.calls.reply_bytes import loads, refusal_text
 from proxy.calls.request_body import Request
 from proxy.errors import UpstreamError, UpstreamUnreachable
-from proxy.http.client_request import Agent
+from proxy.http.client_request import ClientRequest
 from proxy.sessions.registry import Session
 from proxy.settings import Settings
 from proxy.token_in.planner import Plan, TokenIn
@@ -43,10 +43,10 @@ class Route:
     metrics: Metrics
 
 
-class Sending:
+class UpstreamCall:
     """The half of a call that is about the engine: what it was asked, and what reads its answer."""
 
-    def __init__(self, route: Route, session: Session, number: int, agent: Agent, request: Request) -> None:
+    def __init__(self, route: Route, session: Session, number: int, agent: ClientRequest, request: Request) -> None:
         self.route = route
         self.session = session
         self.agent = agent
@@ -54,12 +54,12 @@ class Sending:
         self.facts = Facts(number=number, wire=route.wire, path=route.path, policy_version=session.policy_version)
         self.facts.retry_of = session.retries.of(request.raw, request.body, agent.header(REQUEST_ID))
         self.reader: Reader | None = None
-        self.ask: Ask | None = None
+        self.ask: UpstreamRequest | None = None
         #: Where this call went. The session's may be another by now: its calls overlap, and one may find it down.
         self.replica: Replica | None = None
         self.engine: Engine | None = None
         self.plan = Plan()
-        self._made: tuple[Engine, Wants, Ask] | None = None
+        self._made: tuple[Engine, CaptureOptions, UpstreamRequest] | None = None
 
     async def _send(self) -> Response:
         """The head of the answer of the first replica that can be reached."""
@@ -105,7 +105,7 @@ class Sending:
                 )
         return response
 
-    async def _bridged(self, replica: Replica, engine: Engine, wants: Wants, token_in: TokenIn) -> Response:
+    async def _bridged(self, replica: Replica, engine: Engine, wants: CaptureOptions, token_in: TokenIn) -> Response:
         """Sends the request, its prompt as ids where it goes on from a call that is held (token-in); where the engine
         refuses those, once more without. Raises `NotBridged` where token-in is required and cannot be done.
         """
@@ -119,8 +119,8 @@ class Sending:
             response = await self._post(replica, engine, wants)
         return response
 
-    def _wants(self, replica: Replica) -> Wants:
-        return Wants(
+    def _wants(self, replica: Replica) -> CaptureOptions:
+        return CaptureOptions(
             capture=self.session.capture,
             top_logprobs=self.session.top_logprobs,
             buffered=self.route.settings.buffered or self.route.wire in replica.buffered,
@@ -137,21 +137,21 @@ class Sending:
             return False  # sending finds another replica, or says what is wrong
         return self._asks(engine, self._wants(replica)).unstreamed
 
-    def _asks(self, engine: Engine, wants: Wants) -> Ask:
+    def _asks(self, engine: Engine, wants: CaptureOptions) -> UpstreamRequest:
         """What to ask of an engine, made once where it is asked about before it is sent."""
         made = self._made
         if made is None or made[0] is not engine or made[1] != wants:
             made = self._made = engine, wants, engine.ask(self.route.wire, self.request.upstream, wants)
         return made[2]
 
-    async def _post(self, replica: Replica, engine: Engine, wants: Wants) -> Response:
+    async def _post(self, replica: Replica, engine: Engine, wants: CaptureOptions) -> Response:
         try:
             self.ask, self._made = self._asks(engine, wants), None  # its body may be changed from here on
             self.reader = engine.reader(self.route.wire, self.request.upstream, self.ask)
             self.reader.prompt_before = self.session.prompt
         except Exception as error:
             self._capture_failed(error)
-            self.ask = Ask(dict(self.request.upstream))
+            self.ask = UpstreamRequest(dict(self.request.upstream))
             self.reader = Engine().reader(self.route.wire, self.request.upstream, self.ask)
         if self.plan.prompt is not None and wants.capture:
             engine.put_prompt(self.ask.body, self.plan.prompt)

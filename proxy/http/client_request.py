@@ -43,7 +43,7 @@ class AgentLeft(Exception):
     """The agent closed its connection before the reply was over."""
 
 
-class Agent:
+class ClientRequest:
     """One request and its reply. `path` and `session` (the name in the path, if any) are what the routes made of it."""
 
     __slots__ = (
@@ -249,7 +249,7 @@ class Watch:
 
     __slots__ = ("_agent",)
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: ClientRequest) -> None:
         self._agent = agent
 
     def __enter__(self) -> None:

@@ -18,7 +18,7 @@ import httptools
 
 from proxy.calls.reply_bytes import JSON_HEADERS
 from proxy.errors import FAILED, Refusal, error_body
-from proxy.http.client_request import Agent
+from proxy.http.client_request import ClientRequest
 from proxy.upstream.client import Headers
 
 log = logging.getLogger("proxy")
@@ -43,7 +43,7 @@ HIGH_WATER = 64 * 1024
 _BAD, _TOO_LARGE = b"400 Bad Request", b"431 Request Header Fields Too Large"
 
 #: Answers a request: called with it, awaited to the end of its reply.
-Handler = Callable[[Agent], Coroutine[Any, Any, None]]
+Handler = Callable[[ClientRequest], Coroutine[Any, Any, None]]
 
 
 class Connection(asyncio.Protocol):
@@ -65,9 +65,9 @@ class Connection(asyncio.Protocol):
         self._in_head = True
         self._begun = False  # a byte of a request's line is here
         self._head = 0  # bytes of a head, or of what is no body, that were read before this piece
-        self._arriving: Agent | None = None
-        self._answering: Agent | None = None
-        self._waiting: deque[Agent] = deque()
+        self._arriving: ClientRequest | None = None
+        self._answering: ClientRequest | None = None
+        self._waiting: deque[ClientRequest] = deque()
         self._idle = False
         self._reading = True
         self._writable: asyncio.Event | None = None  # set where writing is paused
@@ -176,7 +176,7 @@ class Connection(asyncio.Protocol):
             raise ValueError("too many requests at once")
         self._head, self._in_head, self._begun = 0, False, False
         modern = parser.get_http_version() == "1.1"
-        self._arriving = agent = Agent(
+        self._arriving = agent = ClientRequest(
             self,
             method.decode("ascii"),
             self._target,
@@ -249,7 +249,7 @@ class Connection(asyncio.Protocol):
         elif self._arriving is None and not self.ending:  # else what arrives is taken when there is room for more
             self.resume_reading()
 
-    def answered(self, agent: Agent) -> None:
+    def answered(self, agent: ClientRequest) -> None:
         """The end of an answer is written, or it has none."""
         self._answering = None
         if self.lost:
@@ -266,7 +266,7 @@ class Connection(asyncio.Protocol):
         else:
             self._over()
 
-    def _done(self, agent: Agent, task: asyncio.Task[None]) -> None:
+    def _done(self, agent: ClientRequest, task: asyncio.Task[None]) -> None:
         self.tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a request failed by a fault of the proxy's own (%s); please report it", error, exc_info=error)

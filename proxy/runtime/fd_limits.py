@@ -17,7 +17,7 @@ MOST = 65_536
 LOOK, TELL_AGAIN = 2.0, 60.0
 
 
-def allow_many() -> None:
+def raise_fd_limit() -> None:
     """As many descriptors as this process may have, up to `MOST`; never fewer than it has."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)

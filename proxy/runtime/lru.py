@@ -22,7 +22,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Whole:
+class MemoryBudget:
     """The bound over all memories of a process, in bytes."""
 
     def __init__(self, largest: int = LARGEST) -> None:
@@ -30,10 +30,10 @@ class Whole:
         self.size = 0
         self._used: OrderedDict[_Entry, None] = OrderedDict()
         self._shrinking = False
-        self._memories: dict[int, Memory[Any, Any]] = {}
+        self._memories: dict[int, BoundedLRU[Any, Any]] = {}
         self._number = itertools.count()
 
-    def enter(self, memory: Memory[Any, Any]) -> int:
+    def enter(self, memory: BoundedLRU[Any, Any]) -> int:
         number = next(self._number)
         self._memories[number] = memory
         return number
@@ -64,15 +64,15 @@ class Whole:
             self._shrinking = False
 
 
-class Memory(Generic[K, V]):
+class BoundedLRU(Generic[K, V]):
     """Values by name, at most `most` of them and `largest` bytes; `forgets` is called with each that a bound takes."""
 
     def __init__(
-        self, most: int, largest: int, whole: Whole | None = None, forgets: Callable[[V], None] | None = None
+        self, most: int, largest: int, whole: MemoryBudget | None = None, forgets: Callable[[V], None] | None = None
     ) -> None:
         self._most = most
         self._largest = largest
-        self._whole = whole or Whole()
+        self._whole = whole or MemoryBudget()
         self._forgets = forgets
         self._size = 0
         self._ended = False

@@ -24,7 +24,7 @@ TIDY = 30.0
 PARTS = 1.0
 
 
-def give_back() -> None:
+def trim_malloc() -> None:
     """For this process from now on. Does nothing where the C library has no `mallopt`."""
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
@@ -32,7 +32,7 @@ def give_back() -> None:
         mallopt(M_ARENA_MAX, 2)
 
 
-def keep_tidy() -> None:
+def start_gc_timer() -> None:
     """On the running loop from now on: every `TIDY` seconds some milliseconds go into giving memory back."""
     loop = asyncio.get_running_loop()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from proxy.runtime.lru import Memory, Whole
+from proxy.runtime.lru import BoundedLRU, MemoryBudget
 
 #: Answers, or parts of them, that a session keeps; those that were used longest ago go first.
 MOST = 2048
@@ -13,11 +13,11 @@ MOST = 2048
 LARGEST = 32 << 20
 
 
-class Kept:
+class AnswerCache:
     """Texts, or bytes, by name; bounded, the latest stay."""
 
-    def __init__(self, most: int = MOST, largest: int = LARGEST, whole: Whole | None = None) -> None:
-        self._memory: Memory[str, str | bytes] = Memory(most, largest, whole)
+    def __init__(self, most: int = MOST, largest: int = LARGEST, whole: MemoryBudget | None = None) -> None:
+        self._memory: BoundedLRU[str, str | bytes] = BoundedLRU(most, largest, whole)
 
     def get(self, name: str, /) -> str | bytes | None:
         return self._memory.get(name)

@@ -20,7 +20,7 @@ from capture.errors import JournalError
 from capture.journal.journal import JournalWriter
 from capture.journal.layout import JOURNAL
 from proxy.errors import Refusal, SessionError
-from proxy.runtime.lru import Whole
+from proxy.runtime.lru import MemoryBudget
 from proxy.sessions.keys import KEY, digest, from_a_page, keys
 from proxy.sessions.session import Session as Session
 from proxy.upstream.replicas import Replicas
@@ -60,7 +60,7 @@ class Sessions:
         fsync: bool,
         grace: float,
         idle: float = 0.0,
-        whole: Whole | None = None,
+        whole: MemoryBudget | None = None,
     ) -> None:
         self.open_mode = open_mode
         self.default: Session | None = None
@@ -71,7 +71,7 @@ class Sessions:
         self._fsync = fsync
         self._grace = grace
         self._idle = idle
-        self._whole = whole or Whole()
+        self._whole = whole or MemoryBudget()
         self._by_id: dict[str, Session] = {}
         self._by_key: dict[bytes, Session] = {}
         self._by_name: dict[str, list[Session]] = {}

@@ -20,11 +20,11 @@ from capture.record import TokenCapture
 from capture.sequences.purpose import Purposes
 from capture.token_ids import Ids
 from proxy.errors import Refusal
-from proxy.runtime.lru import Memory, Whole
-from proxy.sessions.answer_cache import Kept
+from proxy.runtime.lru import BoundedLRU, MemoryBudget
+from proxy.sessions.answer_cache import AnswerCache
 from proxy.sessions.keys import KEY
 from proxy.sessions.retry_tracker import Retries
-from proxy.token_in.call_history import HeldCalls
+from proxy.token_in.call_history import CallHistory
 from proxy.token_in.planner import TokenIn
 from proxy.upstream.replicas import Replica, Replicas
 
@@ -63,7 +63,7 @@ class Session:
         policy_version: str | None,
         sampling: dict[str, object],
         token_in: str,
-        whole: Whole | None = None,
+        whole: MemoryBudget | None = None,
         session_id: str | None = None,
     ) -> None:
         self.id = session_id or "s-" + secrets.token_hex(8)
@@ -82,10 +82,10 @@ class Session:
         self.first_call = journal.next_call
         self.token_in = None
         if token_in != "off":
-            self.token_in = TokenIn(name, token_in, self.first_call > 0, held=HeldCalls(whole))
+            self.token_in = TokenIn(name, token_in, self.first_call > 0, held=CallHistory(whole))
         self.tally = Tally()
-        self.earlier = Kept(whole=whole)
-        self._prompt: Memory[None, Ids] = Memory(1, LONGEST_PROMPT, whole)
+        self.earlier = AnswerCache(whole=whole)
+        self._prompt: BoundedLRU[None, Ids] = BoundedLRU(1, LONGEST_PROMPT, whole)
         self.purposes = Purposes()
         self.retries = Retries()
         self.journal_failed: str | None = None

@@ -8,7 +8,7 @@ from typing import Any
 from capture.engines.base import Engine
 from capture.record import Ids, TokenCapture
 from capture.token_in.parent import Conversation, Held, Reply, turn
-from proxy.runtime.lru import EACH, Memory, Whole
+from proxy.runtime.lru import EACH, BoundedLRU, MemoryBudget
 
 #: Bytes of held calls a session; those that were used longest ago go first. A call of 100,000 prompt ids takes about
 #: 0.6 MB, and twice that where it was bridged.
@@ -17,10 +17,10 @@ MEMORY = 32 << 20
 KNOWN = 100_000
 
 
-class HeldCalls:
-    def __init__(self, whole: Whole | None = None) -> None:
-        self._known: Memory[int, None] = Memory(KNOWN, KNOWN * EACH, whole)
-        self._calls: Memory[int, Held] = Memory(KNOWN, MEMORY, whole, self._forgets)
+class CallHistory:
+    def __init__(self, whole: MemoryBudget | None = None) -> None:
+        self._known: BoundedLRU[int, None] = BoundedLRU(KNOWN, KNOWN * EACH, whole)
+        self._calls: BoundedLRU[int, Held] = BoundedLRU(KNOWN, MEMORY, whole, self._forgets)
 
     def __iter__(self) -> Iterator[Held]:
         return iter(self._calls)

@@ -21,7 +21,7 @@ from capture.record import Ids, TokenCapture
 from capture.token_in.bridge import NOTHING_TO_BRIDGE, REASONS
 from capture.token_in.parent import Conversation, Parent, parent
 from proxy.errors import NotBridged, UpstreamError
-from proxy.token_in.call_history import HeldCalls, held_call
+from proxy.token_in.call_history import CallHistory, held_call
 from proxy.token_in.render import Bridging, NoBridge, Template
 from proxy.upstream.replicas import Replica
 
@@ -65,7 +65,7 @@ class TokenIn:
     off: str | None = None
     bridged: int = 0
     not_bridged: Counter[str] = field(default_factory=Counter)
-    held: HeldCalls = field(default_factory=HeldCalls)
+    held: CallHistory = field(default_factory=CallHistory)
     _templates: dict[tuple[str, int], Template] = field(default_factory=dict)
     _failures: int = 0
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from capture.engines.base import Wants
+from capture.engines.base import CaptureOptions
 from capture.record import TokenCapture
 from capture.sse import Decoder
 from capture.token_in.bridge import REASONS
@@ -73,7 +73,7 @@ async def probe(replica: Replica, settings: Settings) -> tuple[bool, str]:
         "max_tokens": 2,
         "stream": True,
     }
-    ask = engine.ask(WIRE, body, Wants(top_logprobs=settings.top_logprobs, buffered=settings.buffered))
+    ask = engine.ask(WIRE, body, CaptureOptions(top_logprobs=settings.top_logprobs, buffered=settings.buffered))
     reader = engine.reader(WIRE, body, ask)
     payload = orjson.dumps(ask.body)
     extra = [(key.encode(), value.encode()) for key, value in ask.headers.items()]

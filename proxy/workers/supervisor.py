@@ -25,7 +25,7 @@ from typing import Any
 
 from proxy.errors import ProxyError
 from proxy.http.connection import HEAD_SECONDS, LARGEST_HEAD
-from proxy.runtime.fd_limits import allow_many
+from proxy.runtime.fd_limits import raise_fd_limit
 from proxy.server import AdminServer, bind, in_url, run
 from proxy.settings import Settings
 from proxy.workers.admin import FrontAdmin
@@ -47,7 +47,7 @@ def start(settings: Settings) -> int:
     made_key = settings.admin_port is not None and settings.admin_key is None
     if made_key:  # all workers ask for the same
         settings.admin_key = secrets.token_urlsafe(24)
-    allow_many()
+    raise_fd_limit()
     listening = bind([settings.host, *settings.more_hosts], settings.port)
     folder = Path(tempfile.mkdtemp(prefix="capture-proxy-"))
     try:

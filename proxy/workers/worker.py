@@ -20,7 +20,7 @@ from proxy.http.listener import Listener
 from proxy.http.target import parse_target
 from proxy.runtime.fd_limits import say_when_none_are_left
 from proxy.runtime.logs import log_to_stderr
-from proxy.runtime.memory import give_back, keep_tidy
+from proxy.runtime.memory import start_gc_timer, trim_malloc
 from proxy.server import Proxy, Share, quiet_garbage, run, serve
 from proxy.sessions.keys import keys
 from proxy.sessions.registry import say_stopped
@@ -112,7 +112,7 @@ class SharedConnection(Connection):
 def main(channel: int, boot: int) -> None:
     """A worker's process, from the two descriptors that the front gave it."""
     log_to_stderr()
-    give_back()
+    trim_malloc()
     index = -1
     try:
         with open(boot, "rb") as file:
@@ -134,7 +134,7 @@ async def work(settings: Settings, place: Place) -> None:
     try:
         async with serve(settings, share) as proxy:
             quiet_garbage()
-            keep_tidy()
+            start_gc_timer()
             say_when_none_are_left()
             arriving: set[asyncio.Task[Any]] = set()
 

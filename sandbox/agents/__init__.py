@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 
-from sandbox.agents.base import Agent, Model, Scene
+from sandbox.agents.base import Agent, AgentRun, Model
 from sandbox.agents.claude import Claude
 from sandbox.agents.codex import Codex
 from sandbox.agents.gemini import Gemini
@@ -33,7 +33,7 @@ AGENTS: tuple[Agent, ...] = (
     Gemini(),
 )
 
-__all__ = ["AGENTS", "Agent", "Model", "Scene", "find_agent"]
+__all__ = ["AGENTS", "Agent", "AgentRun", "Model", "find_agent"]
 
 
 def find_agent(name: str) -> Agent:

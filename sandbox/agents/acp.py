@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from acp.connection import Connection
     from acp.exceptions import RequestError
 
-    from sandbox.agents.base import Scene
+    from sandbox.agents.base import AgentRun
 
 HANDSHAKE = 60.0
 #: Longest line that is read as a message.
@@ -32,7 +32,7 @@ QUEUED = 256
 
 
 def converse(
-    scene: Scene, pipe: Pipe, *, name: str, hint: str = "", model_id: str | None = None,
+    agent_run: AgentRun, pipe: Pipe, *, name: str, hint: str = "", model_id: str | None = None,
     meta: dict[str, Any] | None = None, handshake: float | None = None,
 ) -> str:  # fmt: skip
     """Gives the scene's prompt to the agent behind `pipe` and returns its stop reason.
@@ -41,14 +41,14 @@ def converse(
     for an agent that ended, `timeout` when the prompt outran its budget. `hint` says what to try where it never began;
     `model_id` is set where the agent begins with another; `meta` goes with `session/new`: what only this agent knows.
     """
-    return asyncio.run(_Talk(scene, pipe, name, hint, handshake or HANDSHAKE).run(model_id, meta))
+    return asyncio.run(_Talk(agent_run, pipe, name, hint, handshake or HANDSHAKE).run(model_id, meta))
 
 
 class _Talk:
-    def __init__(self, scene: Scene, pipe: Pipe, name: str, hint: str, handshake: float) -> None:
-        self.scene, self.name, self.hint, self.handshake = scene, name, hint, handshake
+    def __init__(self, agent_run: AgentRun, pipe: Pipe, name: str, hint: str, handshake: float) -> None:
+        self.agent_run, self.name, self.hint, self.handshake = agent_run, name, hint, handshake
         self.failed: AgentError | None = None
-        self.transport = LineTransport(pipe, scene.logs / f"{name}.txt")
+        self.transport = LineTransport(pipe, agent_run.logs / f"{name}.txt")
         self.pipe = pipe
 
     async def run(self, model_id: str | None, meta: dict[str, Any] | None) -> str:
@@ -56,12 +56,12 @@ class _Talk:
         from acp.exceptions import RequestError
 
         self.transport.start()
-        self.scene.trajectory.source = "acp"
+        self.agent_run.trajectory.source = "acp"
         connection = Connection(self.handle, self.transport)
         try:
             session = await self.begin(connection, model_id, meta)
-            self.scene.trajectory.text("user_message", self.scene.prompt)
-            self.scene.begin()
+            self.agent_run.trajectory.text("user_message", self.agent_run.prompt)
+            self.agent_run.begin()
             return await self.prompt(connection, session)
         except AgentError:
             raise
@@ -85,8 +85,8 @@ class _Talk:
                 "clientInfo": {"name": "benchflow-sidecar", "version": "1"},
             },
         )
-        self.scene.said_name = str((about.get("agentInfo") or {}).get("name") or self.name)
-        cwd = self.scene.prepared.workdir
+        self.agent_run.said_name = str((about.get("agentInfo") or {}).get("name") or self.name)
+        cwd = self.agent_run.prepared.workdir
         params = {"cwd": cwd, "mcpServers": [], **({"_meta": meta} if meta else {})}
         new = await self.ask(connection, "session/new", params)
         session = new.get("sessionId")
@@ -106,14 +106,14 @@ class _Talk:
         return answer if isinstance(answer, dict) else {}
 
     async def prompt(self, connection: Connection, session: str) -> str:
-        text = {"type": "text", "text": self.scene.prompt}
+        text = {"type": "text", "text": self.agent_run.prompt}
         asked = connection.send_request("session/prompt", {"sessionId": session, "prompt": [text]})
         try:
-            answer = await asyncio.wait_for(asked, self.scene.left())
+            answer = await asyncio.wait_for(asked, self.agent_run.left())
         except TimeoutError as error:
             with contextlib.suppress(Exception):  # a hung agent may hang here too
                 await asyncio.wait_for(connection.send_notification("session/cancel", {"sessionId": session}), 2)
-            raise self.scene.out_of_time() from error
+            raise self.agent_run.out_of_time() from error
         reason = answer.get("stopReason") if isinstance(answer, dict) else None
         return str(reason or "end_turn")
 
@@ -140,9 +140,9 @@ class _Talk:
         if kind in ("agent_message_chunk", "agent_thought_chunk"):
             text = (update.get("content") or {}).get("text")
             if isinstance(text, str) and text.strip("\n"):
-                self.scene.trajectory.text(kind.removesuffix("_chunk"), text)
+                self.agent_run.trajectory.text(kind.removesuffix("_chunk"), text)
         elif kind in ("tool_call", "tool_call_update"):
-            self.scene.trajectory.tool(
+            self.agent_run.trajectory.tool(
                 str(update.get("toolCallId")),
                 kind=update.get("kind"),
                 title=update.get("title"),
@@ -160,7 +160,7 @@ class _Talk:
             limit = LONGEST >> 20
             return AgentError(f"{self.name} wrote a line of more than {limit} MB, which is no message", "acp_error")
         code = self.pipe.exit_code()
-        error = self.scene.died(self.name, Ran(code, b"", self.transport.stderr.value()))
+        error = self.agent_run.died(self.name, Ran(code, b"", self.transport.stderr.value()))
         category = "pipe_closed" if error.category == "agent_error" else error.category
         return AgentError(f"{error} (it ended before its turn did)", category)
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from sandbox.agents.acp import converse
 from sandbox.agents.trajectory import Trajectory
-from sandbox.containers.base import Box, Ran, run
+from sandbox.containers.base import Ran, Sandbox, run
 from sandbox.errors import AgentError
 from sandbox.scoring.hardening import Prepared
 from sandbox.tasks.task import Task
@@ -38,10 +38,10 @@ class Model:
 
 
 @dataclass
-class Scene:
+class AgentRun:
     """One agent at work: where, on what, for how long, and where to write what it does."""
 
-    box: Box
+    sandbox: Sandbox
     task: Task
     prepared: Prepared
     prompt: str
@@ -83,7 +83,7 @@ class Scene:
         for name, text in files.items():
             command = ["sh", "-c", PUT_HOME, "sh", name]
             home = {"HOME": self.prepared.home}
-            done = run(self.box, command, user=self.prepared.user, env=home, stdin=text.encode())
+            done = run(self.sandbox, command, user=self.prepared.user, env=home, stdin=text.encode())
             if done.exit_code != 0:
                 raise AgentError(f"the agent's settings {name} cannot be written: {done.tail()}", "install_failure")
 
@@ -93,7 +93,7 @@ class Scene:
     ) -> str:  # fmt: skip
         """Starts an agent that speaks ACP, gives it the prompt, and returns its stop reason. Raises `AgentError`."""
         everything = {**env, **self.env, "HOME": self.prepared.home}
-        pipe = self.box.open(argv, user=self.prepared.user, env=everything, cwd=self.prepared.workdir)
+        pipe = self.sandbox.open(argv, user=self.prepared.user, env=everything, cwd=self.prepared.workdir)
         try:
             return converse(self, pipe, name=name, hint=hint, model_id=model_id, meta=meta)
         finally:
@@ -109,7 +109,7 @@ class Scene:
 
     def died(self, name: str, done: Ran) -> AgentError:
         """The error of an agent that ended with another code than 0."""
-        cause = self.box.cause_of_death(done.exit_code)
+        cause = self.sandbox.cause_of_death(done.exit_code)
         if cause:
             return AgentError(f"{name} {cause[1]}", cause[0])
         tail = done.tail() or "it said nothing"
@@ -133,8 +133,8 @@ class Agent(Protocol):
     @property
     def version(self) -> str | None: ...
 
-    def install(self, box: Box) -> None:
+    def install(self, sandbox: Sandbox) -> None:
         """As root, before the clock, with the internet. Raises `InstallError`."""
 
-    def act(self, scene: Scene) -> str:
+    def act(self, agent_run: AgentRun) -> str:
         """Does the task and returns why it stopped, `end_turn` usually. Raises `AgentError`."""

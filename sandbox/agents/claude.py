@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from sandbox.agents.base import HOME, Scene
+from sandbox.agents.base import HOME, AgentRun
 from sandbox.agents.install_npm import install_packages, path_of
-from sandbox.containers.base import Box
+from sandbox.containers.base import Sandbox
 
 PACKAGE = "@agentclientprotocol/claude-agent-acp@0.101.0"
 PROGRAM = f"{HOME}/claude/node_modules/.bin/claude-agent-acp"
@@ -22,29 +22,29 @@ class Claude:
     needs_model = True
     version = f"claude-agent-acp-{PACKAGE.rpartition('@')[2]}"
 
-    def install(self, box: Box) -> None:
-        install_packages(box, "claude", (PACKAGE,), ("claude-agent-acp",), node=22)
+    def install(self, sandbox: Sandbox) -> None:
+        install_packages(sandbox, "claude", (PACKAGE,), ("claude-agent-acp",), node=22)
 
-    def act(self, scene: Scene) -> str:
-        assert scene.model is not None
-        scene.put_home({".claude/settings.json": json.dumps({"permissions": {"defaultMode": "bypassPermissions"}})})
-        model = scene.model
+    def act(self, agent_run: AgentRun) -> str:
+        assert agent_run.model is not None
+        agent_run.put_home({".claude/settings.json": json.dumps({"permissions": {"defaultMode": "bypassPermissions"}})})
+        model = agent_run.model
         names = ("ANTHROPIC_MODEL", "ANTHROPIC_SMALL_FAST_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL",
                  "ANTHROPIC_DEFAULT_SONNET_MODEL", "ANTHROPIC_DEFAULT_OPUS_MODEL",
                  "CLAUDE_CODE_SUBAGENT_MODEL")  # fmt: skip
         env = {
-            "PATH": path_of("claude", scene.prepared.path),
+            "PATH": path_of("claude", agent_run.prepared.path),
             "ANTHROPIC_BASE_URL": model.base_url.removesuffix("/v1"),
             "ANTHROPIC_AUTH_TOKEN": model.api_key,
             **dict.fromkeys(names, model.name),
-            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(scene.longest_reply),
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(agent_run.longest_reply),
             **dict.fromkeys(OFF, "1"),
             "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
             "CLAUDE_CODE_ENABLE_PROMPT_SUGGESTION": "false",
             "MAX_THINKING_TOKENS": "0",
         }
-        options = {"tools": scene.env.get("CLAUDE_TOOLS", TOOLS).split(","), "promptSuggestions": False}
-        return scene.talk([PROGRAM], env, name=self.name, hint=HINT, meta={"claudeCode": {"options": options}})
+        options = {"tools": agent_run.env.get("CLAUDE_TOOLS", TOOLS).split(","), "promptSuggestions": False}
+        return agent_run.talk([PROGRAM], env, name=self.name, hint=HINT, meta={"claudeCode": {"options": options}})
 
 
 #: Side calls, compaction, updates, telemetry, and beta fields that no engine knows.

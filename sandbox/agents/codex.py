@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sandbox.agents.base import HOME, Scene
+from sandbox.agents.base import HOME, AgentRun
 from sandbox.agents.install_npm import install_packages, path_of
-from sandbox.containers.base import Box
+from sandbox.containers.base import Sandbox
 
 ADAPTER = "@agentclientprotocol/codex-acp@2.6.0"
 CODEX = "@openai/codex@0.166.0"
@@ -19,31 +19,31 @@ class Codex:
     needs_model = True
     version = f"codex-acp-{ADAPTER.rpartition('@')[2]}-{CODEX.rpartition('@')[2]}"
 
-    def install(self, box: Box) -> None:
-        install_packages(box, "codex", (ADAPTER, CODEX), ("codex-acp", "codex"), node=20)
+    def install(self, sandbox: Sandbox) -> None:
+        install_packages(sandbox, "codex", (ADAPTER, CODEX), ("codex-acp", "codex"), node=20)
 
-    def act(self, scene: Scene) -> str:
-        assert scene.model is not None
-        scene.put_home({".codex/config.toml": config(scene)})
+    def act(self, agent_run: AgentRun) -> str:
+        assert agent_run.model is not None
+        agent_run.put_home({".codex/config.toml": config(agent_run)})
         env = {
-            "PATH": path_of("codex", scene.prepared.path),
-            "CODEX_HOME": f"{scene.prepared.home}/.codex",
-            "CODEX_KEY": scene.model.api_key,
+            "PATH": path_of("codex", agent_run.prepared.path),
+            "CODEX_HOME": f"{agent_run.prepared.home}/.codex",
+            "CODEX_KEY": agent_run.model.api_key,
             "MODEL_PROVIDER": "benchflow",
             "INITIAL_AGENT_MODE": "agent-full-access",
             "NO_BROWSER": "1",
         }
-        return scene.talk([PROGRAM], env, name=self.name, hint=HINT)
+        return agent_run.talk([PROGRAM], env, name=self.name, hint=HINT)
 
 
-def config(scene: Scene) -> str:
+def config(agent_run: AgentRun) -> str:
     """`config.toml`: one provider that speaks Responses, no sandbox within the sandbox, nothing compacted."""
-    assert scene.model is not None
+    assert agent_run.model is not None
     return f"""\
-model = {quoted(scene.model.name)}
+model = {quoted(agent_run.model.name)}
 model_provider = "benchflow"
-model_context_window = {scene.window}
-model_auto_compact_token_limit = {10 * scene.window}
+model_context_window = {agent_run.window}
+model_auto_compact_token_limit = {10 * agent_run.window}
 model_reasoning_summary = "none"
 approval_policy = "never"
 sandbox_mode = "danger-full-access"
@@ -52,7 +52,7 @@ web_search = "disabled"
 
 [model_providers.benchflow]
 name = "benchflow"
-base_url = {quoted(scene.model.base_url)}
+base_url = {quoted(agent_run.model.base_url)}
 env_key = "CODEX_KEY"
 wire_api = "responses"
 request_max_retries = 2

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sandbox.agents.base import HOME, Scene
+from sandbox.agents.base import HOME, AgentRun
 from sandbox.agents.install_npm import install_packages, path_of
-from sandbox.containers.base import Box
+from sandbox.containers.base import Sandbox
 
 PACKAGE = "@google/gemini-cli@0.61.0"
 PROGRAM = f"{HOME}/gemini/node_modules/.bin/gemini"
@@ -29,18 +29,18 @@ class Gemini:
     needs_model = True
     version = f"gemini-cli-{PACKAGE.rpartition('@')[2]}"
 
-    def install(self, box: Box) -> None:
-        install_packages(box, self.name, (PACKAGE,), ("gemini",))
+    def install(self, sandbox: Sandbox) -> None:
+        install_packages(sandbox, self.name, (PACKAGE,), ("gemini",))
 
-    def act(self, scene: Scene) -> str:
-        assert scene.model is not None
-        scene.put_home({".gemini/settings.json": json.dumps(SETTINGS)})
+    def act(self, agent_run: AgentRun) -> str:
+        assert agent_run.model is not None
+        agent_run.put_home({".gemini/settings.json": json.dumps(SETTINGS)})
         env = {
-            "PATH": path_of(self.name, scene.prepared.path),
-            "GEMINI_API_KEY": scene.model.api_key,
-            "GOOGLE_GEMINI_BASE_URL": scene.model.base_url.removesuffix("/v1"),
+            "PATH": path_of(self.name, agent_run.prepared.path),
+            "GEMINI_API_KEY": agent_run.model.api_key,
+            "GOOGLE_GEMINI_BASE_URL": agent_run.model.base_url.removesuffix("/v1"),
             "GEMINI_CLI_TRUST_WORKSPACE": "true",
             "NO_BROWSER": "true",
         }
-        command = [PROGRAM, "--acp", "--skip-trust", "--approval-mode", "yolo", "-m", scene.model.name]
-        return scene.talk(command, env, name=self.name, hint=HINT)
+        command = [PROGRAM, "--acp", "--skip-trust", "--approval-mode", "yolo", "-m", agent_run.model.name]
+        return agent_run.talk(command, env, name=self.name, hint=HINT)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 
 from sandbox.agents.base import HOME
-from sandbox.containers.base import Box, run
+from sandbox.containers.base import Sandbox, run
 from sandbox.errors import InstallError
 
 INSTALL_SECONDS = 900.0
@@ -46,14 +46,16 @@ node --version
 """
 
 
-def install_packages(box: Box, agent: str, packages: Sequence[str], programs: Sequence[str], *, node: int = 20) -> str:
+def install_packages(
+    sandbox: Sandbox, agent: str, packages: Sequence[str], programs: Sequence[str], *, node: int = 20
+) -> str:
     """Installs pinned `packages` and proves that their `programs` are there. Returns the folder.
 
     Raises `InstallError`, whose sentence ends in what npm or pip said last.
     """
     root = f"{HOME}/{agent}"
     command = ["sh", "-c", INSTALL, "sh", root, str(node), NODE[node], *packages]
-    done = run(box, command, timeout=INSTALL_SECONDS, env=registries())
+    done = run(sandbox, command, timeout=INSTALL_SECONDS, env=registries())
     if done.timed_out:
         raise InstallError(
             f"installing {agent} took more than {INSTALL_SECONDS:g} s; bake it once: bench agents bake {agent}"
@@ -61,7 +63,7 @@ def install_packages(box: Box, agent: str, packages: Sequence[str], programs: Se
     if done.exit_code != 0:
         raise InstallError(f"{agent} cannot be installed in this image: {done.tail(400)}")
     for program in programs:
-        if run(box, ["test", "-e", f"{root}/node_modules/.bin/{program}"]).exit_code != 0:
+        if run(sandbox, ["test", "-e", f"{root}/node_modules/.bin/{program}"]).exit_code != 0:
             raise InstallError(f"{' and '.join(packages)} brought no program {program}; {done.tail()}")
     return root
 

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sandbox.agents.base import HOME, Scene
-from sandbox.containers.base import Box, file_archive, run
+from sandbox.agents.base import HOME, AgentRun
+from sandbox.containers.base import Sandbox, file_archive, run
 from sandbox.errors import AgentError, InstallError
 
 SOURCE = Path(__file__).with_name("mini_program.py")
@@ -23,24 +23,24 @@ class Mini:
     needs_model = True
     version = None
 
-    def install(self, box: Box) -> None:
+    def install(self, sandbox: Sandbox) -> None:
         found = run(
-            box, ["sh", "-c", "command -v python3 && python3 -c 'import sys; sys.exit(sys.version_info < (3, 8))'"]
+            sandbox, ["sh", "-c", "command -v python3 && python3 -c 'import sys; sys.exit(sys.version_info < (3, 8))'"]
         )
         if found.exit_code != 0:
             raise InstallError(
                 "mini needs Python 3.8 or newer, and this image has no such python3; "
                 "take an image that has it, or another agent"
             )
-        run(box, ["mkdir", "-p", HOME])
-        box.put(file_archive(SOURCE.name, SOURCE.read_bytes()), HOME)
+        run(sandbox, ["mkdir", "-p", HOME])
+        sandbox.put(file_archive(SOURCE.name, SOURCE.read_bytes()), HOME)
 
-    def act(self, scene: Scene) -> str:
+    def act(self, agent_run: AgentRun) -> str:
         ended: dict[str, Any] = {}
-        scene.said_name = "mini"
-        scene.trajectory.text("user_message", scene.prompt)
-        scene.begin()
-        with _log(scene) as log:
+        agent_run.said_name = "mini"
+        agent_run.trajectory.text("user_message", agent_run.prompt)
+        agent_run.begin()
+        with _log(agent_run) as log:
 
             def on_line(line: bytes) -> None:
                 event = _event(line)
@@ -50,29 +50,29 @@ class Mini:
                     ended.update(event)
                 elif event["type"] == "tool_call":
                     del event["type"]
-                    scene.trajectory.tool(event.pop("tool_call_id"), **event)
+                    agent_run.trajectory.tool(event.pop("tool_call_id"), **event)
                 else:
-                    scene.trajectory.text(event["type"], event["text"])
+                    agent_run.trajectory.text(event["type"], event["text"])
 
             done = run(
-                scene.box,
+                agent_run.sandbox,
                 ["python3", "-I", "-u", f"{HOME}/{SOURCE.name}"],
-                user=scene.prepared.user,
-                env={"HOME": scene.prepared.home, **scene.env},
-                cwd=scene.prepared.workdir,
-                stdin=scene.prompt.encode(),
-                timeout=scene.left(),
+                user=agent_run.prepared.user,
+                env={"HOME": agent_run.prepared.home, **agent_run.env},
+                cwd=agent_run.prepared.workdir,
+                stdin=agent_run.prompt.encode(),
+                timeout=agent_run.left(),
                 on_line=on_line,
             )
             log.write(done.stderr)
         if done.timed_out:
-            raise scene.out_of_time()
+            raise agent_run.out_of_time()
         if done.exit_code == MODEL_FAILED:
             raise AgentError(
                 f"mini got no answer from the model: {done.stderr.decode(errors='replace').strip()}", "api_error"
             )
         if done.exit_code != 0 or "stop_reason" not in ended:
-            raise scene.died("mini", done)
+            raise agent_run.died("mini", done)
         return str(ended["stop_reason"])
 
 
@@ -104,5 +104,5 @@ class _Log:
         self._file.close()
 
 
-def _log(scene: Scene) -> _Log:
-    return _Log(scene.logs / "mini.txt")
+def _log(agent_run: AgentRun) -> _Log:
+    return _Log(agent_run.logs / "mini.txt")

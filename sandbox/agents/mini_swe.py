@@ -9,10 +9,10 @@ import contextlib
 import json
 from typing import Any
 
-from sandbox.agents.base import HOME, Scene
+from sandbox.agents.base import HOME, AgentRun
 from sandbox.agents.install_npm import INSTALL_SECONDS, registries
 from sandbox.agents.trajectory import Trajectory
-from sandbox.containers.base import Box, plain_files, run
+from sandbox.containers.base import Sandbox, plain_files, run
 from sandbox.errors import AgentError, InstallError
 
 VERSION, LITELLM = "2.4.6", "1.110.2"
@@ -45,8 +45,8 @@ class MiniSweAgent:
     needs_model = True
     version = f"mini-swe-agent-{VERSION}-{LITELLM}"
 
-    def install(self, box: Box) -> None:
-        done = run(box, ["sh", "-c", INSTALL], timeout=INSTALL_SECONDS, env=registries())
+    def install(self, sandbox: Sandbox) -> None:
+        done = run(sandbox, ["sh", "-c", INSTALL], timeout=INSTALL_SECONDS, env=registries())
         if done.timed_out:
             raise InstallError(
                 f"installing {self.name} took more than {INSTALL_SECONDS:g} s; bake it once: bench agents bake mini-swe"
@@ -54,29 +54,29 @@ class MiniSweAgent:
         if done.exit_code != 0:
             raise InstallError(f"{self.name} cannot be installed in this image: {done.tail(400)}")
 
-    def act(self, scene: Scene) -> str:
-        scene.said_name = self.name
+    def act(self, agent_run: AgentRun) -> str:
+        agent_run.said_name = self.name
         # JSON is YAML; its own `mini.yaml` comes first, and what is set here goes over it.
-        scene.put_home({".config/mini-swe-agent/run.yaml": json.dumps(config(scene))})
-        scene.trajectory.text("user_message", scene.prompt)
-        scene.begin()
+        agent_run.put_home({".config/mini-swe-agent/run.yaml": json.dumps(config(agent_run))})
+        agent_run.trajectory.text("user_message", agent_run.prompt)
+        agent_run.begin()
         done = run(
-            scene.box,
-            [f"{ROOT}/bin/mini", "-c", "mini.yaml", "-c", f"{scene.prepared.home}/.config/mini-swe-agent/run.yaml",
+            agent_run.sandbox,
+            [f"{ROOT}/bin/mini", "-c", "mini.yaml", "-c", f"{agent_run.prepared.home}/.config/mini-swe-agent/run.yaml",
              "-y", "--exit-immediately", "-o", TRANSCRIPT],
-            user=scene.prepared.user,
-            env={**ENV, **scene.env, "HOME": scene.prepared.home},
-            cwd=scene.prepared.workdir,
-            timeout=scene.left(),
+            user=agent_run.prepared.user,
+            env={**ENV, **agent_run.env, "HOME": agent_run.prepared.home},
+            cwd=agent_run.prepared.workdir,
+            timeout=agent_run.left(),
         )  # fmt: skip
-        scene.logs.mkdir(parents=True, exist_ok=True)
-        (scene.logs / f"{self.name}.txt").write_bytes(done.stdout + done.stderr)
-        transcript = read_transcript(scene.box)
-        tell(scene.trajectory, transcript)
+        agent_run.logs.mkdir(parents=True, exist_ok=True)
+        (agent_run.logs / f"{self.name}.txt").write_bytes(done.stdout + done.stderr)
+        transcript = read_transcript(agent_run.sandbox)
+        tell(agent_run.trajectory, transcript)
         if done.timed_out:
-            raise scene.out_of_time()
+            raise agent_run.out_of_time()
         if done.exit_code != 0:
-            raise scene.died(self.name, done)
+            raise agent_run.died(self.name, done)
         status = str((transcript.get("info") or {}).get("exit_status") or "")
         if not status:
             raise AgentError(f"{self.name} left no transcript: {done.tail() or 'it said nothing'}")
@@ -93,24 +93,24 @@ ENV = {
 }
 
 
-def config(scene: Scene) -> dict[str, Any]:
+def config(agent_run: AgentRun) -> dict[str, Any]:
     """What goes over its `mini.yaml`: the task, the model, and no limit but the budget."""
-    assert scene.model is not None
+    assert agent_run.model is not None
     reached = {
-        "api_base": scene.model.base_url,
-        "api_key": scene.model.api_key,
-        "max_tokens": scene.longest_reply,  # else a model that finds no end goes on to the end of its context
+        "api_base": agent_run.model.base_url,
+        "api_key": agent_run.model.api_key,
+        "max_tokens": agent_run.longest_reply,  # else a model that finds no end goes on to the end of its context
     }
     return {
-        "run": {"task": scene.prompt},
+        "run": {"task": agent_run.prompt},
         "agent": {"cost_limit": 0},
-        "model": {"model_name": f"openai/{scene.model.name}", "model_class": "litellm", "model_kwargs": reached},
+        "model": {"model_name": f"openai/{agent_run.model.name}", "model_class": "litellm", "model_kwargs": reached},
     }
 
 
-def read_transcript(box: Box) -> dict[str, Any]:
+def read_transcript(sandbox: Sandbox) -> dict[str, Any]:
     """The transcript so far, {} where there is none that can be read. Raises `AgentError` over `LONGEST` bytes."""
-    archive = box.get("/logs/agent", LONGEST)
+    archive = sandbox.get("/logs/agent", LONGEST)
     data = plain_files(archive).get(TRANSCRIPT.rpartition("/")[2]) if archive else None
     with contextlib.suppress(ValueError):
         found = json.loads(data or b"")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sandbox.agents.base import Scene
-from sandbox.containers.base import Box
+from sandbox.agents.base import AgentRun
+from sandbox.containers.base import Sandbox
 
 
 class Nop:
@@ -13,9 +13,9 @@ class Nop:
     needs_model = False
     version = None
 
-    def install(self, box: Box) -> None:
+    def install(self, sandbox: Sandbox) -> None:
         pass
 
-    def act(self, scene: Scene) -> str:
-        scene.begin()
+    def act(self, agent_run: AgentRun) -> str:
+        agent_run.begin()
         return "end_turn"

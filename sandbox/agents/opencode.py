@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sandbox.agents.base import HOME, Scene
+from sandbox.agents.base import HOME, AgentRun
 from sandbox.agents.install_npm import install_packages, path_of
-from sandbox.containers.base import Box
+from sandbox.containers.base import Sandbox
 
 PACKAGE = "opencode-ai@1.18.33"
 PROGRAM = f"{HOME}/opencode/node_modules/.bin/opencode"
@@ -21,14 +21,14 @@ class OpenCode:
     needs_model = True
     version = f"opencode-{PACKAGE.rpartition('@')[2]}"
 
-    def install(self, box: Box) -> None:
-        install_packages(box, self.name, (PACKAGE,), ("opencode",))
+    def install(self, sandbox: Sandbox) -> None:
+        install_packages(sandbox, self.name, (PACKAGE,), ("opencode",))
 
-    def act(self, scene: Scene) -> str:
-        assert scene.model is not None
-        scene.put_home({".config/opencode/opencode.json": json.dumps(config(scene))})
+    def act(self, agent_run: AgentRun) -> str:
+        assert agent_run.model is not None
+        agent_run.put_home({".config/opencode/opencode.json": json.dumps(config(agent_run))})
         env = {
-            "PATH": path_of(self.name, scene.prepared.path),
+            "PATH": path_of(self.name, agent_run.prepared.path),
             "OPENCODE_DISABLE_AUTOUPDATE": "1",
             "OPENCODE_DISABLE_MODELS_FETCH": "1",
             "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
@@ -36,21 +36,21 @@ class OpenCode:
             "OPENCODE_DISABLE_AUTOCOMPACT": "1",
             "OPENCODE_DISABLE_PRUNE": "1",
         }
-        model = f"benchflow/{scene.model.name}"
-        return scene.talk([PROGRAM, "acp"], env, name=self.name, hint=HINT, model_id=model)
+        model = f"benchflow/{agent_run.model.name}"
+        return agent_run.talk([PROGRAM, "acp"], env, name=self.name, hint=HINT, model_id=model)
 
 
-def config(scene: Scene) -> dict[str, Any]:
+def config(agent_run: AgentRun) -> dict[str, Any]:
     """`opencode.json`: one provider, one model, everything allowed, nothing compacted or left out of the history."""
-    assert scene.model is not None
-    limit = {"context": scene.window, "output": scene.longest_reply}
+    assert agent_run.model is not None
+    limit = {"context": agent_run.window, "output": agent_run.longest_reply}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "benchflow",
-        "options": {"baseURL": scene.model.base_url, "apiKey": scene.model.api_key},
-        "models": {scene.model.name: {"name": scene.model.name, "limit": limit, "tool_call": True}},
+        "options": {"baseURL": agent_run.model.base_url, "apiKey": agent_run.model.api_key},
+        "models": {agent_run.model.name: {"name": agent_run.model.name, "limit": limit, "tool_call": True}},
     }
-    model = f"benchflow/{scene.model.name}"
+    model = f"benchflow/{agent_run.model.name}"
     return {
         "$schema": "https://opencode.ai/config.json",
         "provider": {"benchflow": provider},

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 
-from sandbox.agents.base import HOME, Scene
+from sandbox.agents.base import HOME, AgentRun
 from sandbox.agents.install_npm import install_packages, path_of
-from sandbox.containers.base import Box
+from sandbox.containers.base import Sandbox
 
 ADAPTER = "pi-acp@0.0.24"
 PI = "@earendil-works/pi-coding-agent@0.74.2"
@@ -25,34 +25,34 @@ class Pi:
     needs_model = True
     version = f"pi-acp-{ADAPTER.rpartition('@')[2]}-{PI.rpartition('@')[2]}"
 
-    def install(self, box: Box) -> None:
-        install_packages(box, "pi", (ADAPTER, PI), ("pi-acp", "pi"))
+    def install(self, sandbox: Sandbox) -> None:
+        install_packages(sandbox, "pi", (ADAPTER, PI), ("pi-acp", "pi"))
 
-    def act(self, scene: Scene) -> str:
-        assert scene.model is not None
-        scene.put_home(
+    def act(self, agent_run: AgentRun) -> str:
+        assert agent_run.model is not None
+        agent_run.put_home(
             {
-                ".pi/agent/models.json": json.dumps(models(scene)),
+                ".pi/agent/models.json": json.dumps(models(agent_run)),
                 ".pi/agent/settings.json": json.dumps({"compaction": {"enabled": False}}),
             }
         )
         env = {
-            "PATH": path_of("pi", scene.prepared.path),
+            "PATH": path_of("pi", agent_run.prepared.path),
             "PI_OFFLINE": "1",
             "PI_ACP_PI_COMMAND": f"{ROOT}/node_modules/.bin/pi",
         }
         command = [f"{ROOT}/node_modules/.bin/pi-acp"]
-        return scene.talk(command, env, name=self.name, hint=HINT, model_id=f"benchflow/{scene.model.name}")
+        return agent_run.talk(command, env, name=self.name, hint=HINT, model_id=f"benchflow/{agent_run.model.name}")
 
 
-def models(scene: Scene) -> dict[str, object]:
+def models(agent_run: AgentRun) -> dict[str, object]:
     """Pi's `models.json`: one provider, one model. Pi keeps 16,384 tokens in reserve and compacts where it has less."""
-    assert scene.model is not None
-    model = {"id": scene.model.name, "contextWindow": scene.window, "maxTokens": scene.longest_reply}
+    assert agent_run.model is not None
+    model = {"id": agent_run.model.name, "contextWindow": agent_run.window, "maxTokens": agent_run.longest_reply}
     provider = {
-        "baseUrl": scene.model.base_url,
+        "baseUrl": agent_run.model.base_url,
         "api": "openai-completions",
-        "apiKey": scene.model.api_key,
+        "apiKey": agent_run.model.api_key,
         "compat": {"supportsDeveloperRole": False, "supportsReasoningEffort": False},
         "models": [model],
     }

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sandbox.agents.base import HOME, Scene
+from sandbox.agents.base import HOME, AgentRun
 from sandbox.agents.install_npm import install_packages, path_of
-from sandbox.containers.base import Box
+from sandbox.containers.base import Sandbox
 
 PACKAGE = "@qwen-code/qwen-code@0.24.4"
 PROGRAM = f"{HOME}/qwen-code/node_modules/.bin/qwen"
@@ -21,26 +21,26 @@ class QwenCode:
     needs_model = True
     version = f"qwen-code-{PACKAGE.rpartition('@')[2]}"
 
-    def install(self, box: Box) -> None:
-        install_packages(box, self.name, (PACKAGE,), ("qwen",), node=22)
+    def install(self, sandbox: Sandbox) -> None:
+        install_packages(sandbox, self.name, (PACKAGE,), ("qwen",), node=22)
 
-    def act(self, scene: Scene) -> str:
-        assert scene.model is not None
-        scene.put_home({".qwen/settings.json": json.dumps(settings(scene))})
+    def act(self, agent_run: AgentRun) -> str:
+        assert agent_run.model is not None
+        agent_run.put_home({".qwen/settings.json": json.dumps(settings(agent_run))})
         env = {
-            "PATH": path_of(self.name, scene.prepared.path),
-            "OPENAI_BASE_URL": scene.model.base_url,
-            "OPENAI_API_KEY": scene.model.api_key,
-            "OPENAI_MODEL": scene.model.name,
+            "PATH": path_of(self.name, agent_run.prepared.path),
+            "OPENAI_BASE_URL": agent_run.model.base_url,
+            "OPENAI_API_KEY": agent_run.model.api_key,
+            "OPENAI_MODEL": agent_run.model.name,
             "QWEN_DISABLE_AUTO_TITLE": "1",
         }
         command = [PROGRAM, "--acp", "--auth-type", "openai", "--approval-mode", "yolo"]
-        return scene.talk(command, env, name=self.name, hint=HINT)
+        return agent_run.talk(command, env, name=self.name, hint=HINT)
 
 
-def settings(scene: Scene) -> dict[str, Any]:
+def settings(agent_run: AgentRun) -> dict[str, Any]:
     """`settings.json`: the model, no side calls (memories, titles, follow-ups), and a history that keeps everything."""
-    assert scene.model is not None
+    assert agent_run.model is not None
     return {
         "security": {"auth": {"selectedType": "openai"}},
         "general": {"enableAutoUpdate": False},
@@ -54,10 +54,10 @@ def settings(scene: Scene) -> dict[str, Any]:
             "clearContextOnIdle": {"toolResultsThresholdMinutes": -1, "toolResultsTotalCharsThreshold": -1},
         },
         "model": {
-            "name": scene.model.name,
+            "name": agent_run.model.name,
             "generationConfig": {
-                "contextWindowSize": scene.window,
-                "samplingParams": {"max_tokens": scene.longest_reply},
+                "contextWindowSize": agent_run.window,
+                "samplingParams": {"max_tokens": agent_run.longest_reply},
                 "maxRetries": 2,
             },
         },

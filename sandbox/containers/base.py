@@ -57,7 +57,7 @@ class Pipe(Protocol):
         """Of a command whose `read` returned None; -1 when nobody knows."""
 
 
-class Box(Protocol):
+class Sandbox(Protocol):
     """One sandbox. Commands are argument lists; `env` is added to the sandbox's own and is on no command line."""
 
     workdir: str
@@ -84,7 +84,7 @@ class Box(Protocol):
 
 
 def run(
-    box: Box,
+    sandbox: Sandbox,
     argv: Sequence[str],
     *,
     user: str = "root",
@@ -97,7 +97,7 @@ def run(
 ) -> Ran:
     """Runs a command to its end, or until `timeout` seconds are over. Each line of standard output also goes to
     `on_line`; of each stream the first half of `limit` bytes and the last half are kept."""
-    pipe = box.open(argv, user=user, env=env, cwd=cwd)
+    pipe = sandbox.open(argv, user=user, env=env, cwd=cwd)
     kept = {STDOUT: Bounded(limit), STDERR: Bounded(limit)}
     lines = Lines(on_line) if on_line else None
     deadline = time.monotonic() + timeout

@@ -141,13 +141,13 @@ class Container:
                 stop_signal="SIGKILL",
                 healthcheck={"test": ["NONE"]},
             )
-            box = cls(api, created["Id"], name, where, limits, image)
+            sandbox = cls(api, created["Id"], name, where, limits, image)
             try:
-                api.start(box.id)
+                api.start(sandbox.id)
             except BaseException:
-                box.remove()
+                sandbox.remove()
                 raise
-        return box
+        return sandbox
 
     def open(
         self, argv: Sequence[str], *, user: str = "root", env: Mapping[str, str] | None = None, cwd: str | None = None

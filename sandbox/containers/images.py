@@ -145,7 +145,7 @@ def baked(
         if exists(api, image) and (tag is None or _baked_of(api, image) == [key, base_id]):
             return image
         say(f"installing {key} in {base}, once")
-        box = Container.start(
+        sandbox = Container.start(
             api,
             base,
             name=f"benchflow-bake-{key}-{base_id}-{time.time_ns() & 0xFFFFFF:06x}",
@@ -154,18 +154,18 @@ def baked(
             network="bridge",
         )
         try:
-            install(box)
+            install(sandbox)
             repository, _, version = _split_tag(image)
-            run(box, ["sh", "-c", "rm -rf /tmp/* /root/.npm /root/.cache 2>/dev/null; true"])
+            run(sandbox, ["sh", "-c", "rm -rf /tmp/* /root/.npm /root/.cache 2>/dev/null; true"])
             changes = [f'LABEL benchflow.agent="{key}"', f'LABEL benchflow.base="{base_id}"']
             changes += _original_command(inspect_image(api, base)["Config"] or {})
             with doing(f"save the image {image}"):
                 # An empty list, not nothing: where a commit names no entry point it keeps our container's own.
-                api.commit(box.id, repository=repository, tag=version, conf={"Entrypoint": []}, changes=changes)
+                api.commit(sandbox.id, repository=repository, tag=version, conf={"Entrypoint": []}, changes=changes)
         except requests.exceptions.RequestException as error:
             raise InstallError(f"{key} cannot be installed in {base}: {_short(error)}") from error
         finally:
-            box.remove()
+            sandbox.remove()
     return image
 
 

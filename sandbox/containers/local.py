@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from sandbox.containers.base import STDERR, STDOUT, Box
+from sandbox.containers.base import STDERR, STDOUT, Sandbox
 from sandbox.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ PATHS = re.compile(rb"(?<![\w/.])/(app|logs|verifier|tests|opt/benchflow|instruc
 WARNING = "there is no Docker engine here: the agent runs in a plain folder of this machine, which is no sandbox"
 
 
-class LocalBox:
+class LocalSandbox:
     """One temporary folder. It is a `Box`, and keeps none of a box's promises but the last: `remove` removes it."""
 
     isolates = False
@@ -114,8 +114,8 @@ class LocalBox:
 class LocalPipe:
     """Standard streams of a child; what is written to it has its paths mapped."""
 
-    def __init__(self, box: LocalBox, child: subprocess.Popen[bytes]) -> None:
-        self._box, self._child = box, child
+    def __init__(self, sandbox: LocalSandbox, child: subprocess.Popen[bytes]) -> None:
+        self._box, self._child = sandbox, child
         self._selector = selectors.DefaultSelector()
         for number, stream in ((STDOUT, child.stdout), (STDERR, child.stderr)):
             if stream is not None:
@@ -158,13 +158,13 @@ class LocalPipe:
         return self._child.stdin
 
 
-class LocalHouse:
+class LocalPool:
     """Plain folders for a job. It is a `House`."""
 
     kind = "local"
 
     def __init__(self) -> None:
-        self._live: list[LocalBox] = []
+        self._live: list[LocalSandbox] = []
 
     def hosts(self) -> list[str]:
         return ["127.0.0.1"]
@@ -175,24 +175,24 @@ class LocalHouse:
     def host_for(self, task: Task) -> str:
         return "127.0.0.1"
 
-    def box(self, task: Task, agent: Agent, rollout: str) -> Box:
-        box = LocalBox()
-        self._live.append(box)
-        box.make_ready()
-        agent.install(box)
-        return box
+    def sandbox(self, task: Task, agent: Agent, rollout: str) -> Sandbox:
+        sandbox = LocalSandbox()
+        self._live.append(sandbox)
+        sandbox.make_ready()
+        agent.install(sandbox)
+        return sandbox
 
-    def fresh(self, task: Task, rollout: str) -> Box:
-        box = LocalBox()
-        self._live.append(box)
-        box.make_ready()
-        return box
+    def fresh(self, task: Task, rollout: str) -> Sandbox:
+        sandbox = LocalSandbox()
+        self._live.append(sandbox)
+        sandbox.make_ready()
+        return sandbox
 
     def kill(self) -> None:
-        for box in list(self._live):
-            box.end_processes()
+        for sandbox in list(self._live):
+            sandbox.end_processes()
 
     def close(self) -> None:
-        for box in self._live:
-            box.remove()
+        for sandbox in self._live:
+            sandbox.remove()
         self._live.clear()

@@ -13,7 +13,7 @@ import requests
 
 from sandbox.agents.base import Agent
 from sandbox.containers import images, reaper
-from sandbox.containers.base import Box
+from sandbox.containers.base import Sandbox
 from sandbox.containers.docker import Container, Limits, connect
 from sandbox.containers.egress_proxy import Egress
 from sandbox.containers.network import Network
@@ -24,7 +24,7 @@ DISK_WATCH_SECONDS = 5.0
 CLOSED = ("no-network", "allowlist")
 
 
-class House(Protocol):
+class ContainerPool(Protocol):
     """Gives sandboxes, and the address under which they reach the proxy."""
 
     kind: str
@@ -35,9 +35,9 @@ class House(Protocol):
     def guard(self, ports: list[int]) -> list[str]:
         """Closes everything of this machine but `ports`; sentences about what could not be closed."""
 
-    def box(self, task: Task, agent: Agent, rollout: str) -> Box: ...
+    def sandbox(self, task: Task, agent: Agent, rollout: str) -> Sandbox: ...
 
-    def fresh(self, task: Task, rollout: str) -> Box:
+    def fresh(self, task: Task, rollout: str) -> Sandbox:
         """A box from the task's image in which no agent ever was."""
 
     def host_for(self, task: Task) -> str: ...
@@ -48,7 +48,7 @@ class House(Protocol):
     def close(self) -> None: ...
 
 
-class DockerHouse:
+class DockerPool:
     """Containers of one job. Use `close` whatever happens."""
 
     kind = "docker"
@@ -93,29 +93,29 @@ class DockerHouse:
     def host_for(self, task: Task) -> str:
         return self._networks[is_closed(task)].gateway
 
-    def box(self, task: Task, agent: Agent, rollout: str) -> Box:
+    def sandbox(self, task: Task, agent: Agent, rollout: str) -> Sandbox:
         image = images.task_image(self.api, task, self._say)
         if agent.version is not None:
             image = images.baked(
                 self.api, image, key=agent.version, install=agent.install, labels=self._labels, say=self._say
             )
-        box = self._start(task, image, rollout)
+        sandbox = self._start(task, image, rollout)
         if agent.version is None:
             try:
-                agent.install(box)
+                agent.install(sandbox)
             except BaseException:
-                box.remove()
+                sandbox.remove()
                 raise
-        return box
+        return sandbox
 
-    def fresh(self, task: Task, rollout: str) -> Box:
+    def fresh(self, task: Task, rollout: str) -> Sandbox:
         return self._start(task, images.task_image(self.api, task, self._say), f"{rollout}-verifier")
 
     def _start(self, task: Task, image: str, name: str) -> Container:
         spec, env = task.sandbox, dict(task.sandbox.env)
         if self._egress and network_mode(task) == "allowlist":
             env |= self._egress.env(task.agent.allowed_hosts or spec.allowed_hosts)
-        box = Container.start(
+        sandbox = Container.start(
             self.api,
             image,
             name=f"benchflow-{name}-{os.urandom(2).hex()}",
@@ -125,21 +125,21 @@ class DockerHouse:
             env=env,
             workdir=spec.workdir,
         )
-        self._live[box.id] = box
-        box.on_remove = self._forget
-        return box
+        self._live[sandbox.id] = sandbox
+        sandbox.on_remove = self._forget
+        return sandbox
 
-    def _forget(self, box: Container) -> None:
-        self._live.pop(box.id, None)
+    def _forget(self, sandbox: Container) -> None:
+        self._live.pop(sandbox.id, None)
 
     def _watch_disks(self) -> None:
         """Ends a container that writes more than its task allows. The engine has no limit of its own on most disks."""
         while not self._closing.wait(DISK_WATCH_SECONDS):
-            for box in list(self._live.values()):
+            for sandbox in list(self._live.values()):
                 with contextlib.suppress(RolloutError):
-                    if not box.disk_full and box.size_mb() > box.limits.storage_mb:
-                        box.disk_full = True
-                        box.kill()
+                    if not sandbox.disk_full and sandbox.size_mb() > sandbox.limits.storage_mb:
+                        sandbox.disk_full = True
+                        sandbox.kill()
 
     def kill(self) -> None:
         """Again and again until the house is closed: a container may be on its way up just now."""

@@ -16,8 +16,8 @@ from rich.text import Text
 from sandbox.agents import find_agent
 from sandbox.containers import images
 from sandbox.containers.docker import connect
-from sandbox.containers.local import WARNING, LocalHouse
-from sandbox.containers.pool import DockerHouse, House
+from sandbox.containers.local import WARNING, LocalPool
+from sandbox.containers.pool import ContainerPool, DockerPool
 from sandbox.embedded_engine import EmbeddedEngine
 from sandbox.errors import DockerError, ImageError
 from sandbox.rollouts.job import Options, run_job
@@ -68,15 +68,17 @@ def loop_demo(console: Console, engine: EmbeddedEngine, folder: Path) -> None:
     console.print(said.strip() or f"rows are in {rows}", highlight=False, soft_wrap=True)
 
 
-def choose_house(console: Console, task: Task) -> tuple[Callable[[str, list[Task], Callable[[str], None]], House], str]:
+def choose_house(
+    console: Console, task: Task
+) -> tuple[Callable[[str, list[Task], Callable[[str], None]], ContainerPool], str]:
     """Docker where an engine answers and has the task's image or can get it; else a plain folder, and that is said."""
     say = lambda text: console.print(text, highlight=False) if text else None  # noqa: E731 (a pull takes its time)
     try:
         api = connect(timeout=20)
         images.task_image(api, task, say)
     except (DockerError, ImageError) as error:
-        return lambda *_: LocalHouse(), f"in a plain folder, which is no sandbox ({str(error).partition(';')[0]})"
-    return DockerHouse, "each in a Docker container of its own"
+        return lambda *_: LocalPool(), f"in a plain folder, which is no sandbox ({str(error).partition(';')[0]})"
+    return DockerPool, "each in a Docker container of its own"
 
 
 class Verdicts(Progress):

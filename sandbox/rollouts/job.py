@@ -14,7 +14,7 @@ from typing import Any
 
 from capture.journal.layout import JobDir, trial_name
 from proxy import ProxyError, ProxyThread, Settings
-from sandbox.containers.pool import DockerHouse, House
+from sandbox.containers.pool import ContainerPool, DockerPool
 from sandbox.errors import INFRASTRUCTURE, JobError, SandboxError, Stopped, TaskError
 from sandbox.rollouts.job_folder import Job, evaluation_json, open_job
 from sandbox.rollouts.model_endpoint import refuse_leak
@@ -57,8 +57,8 @@ def run_job(
     progress: Progress,
     *,
     stop: threading.Event | None = None,
-    make_house: Callable[[str, list[Task], Callable[[str], None]], House] = DockerHouse,
-    on_house: Callable[[House], None] = lambda _: None,
+    make_house: Callable[[str, list[Task], Callable[[str], None]], ContainerPool] = DockerPool,
+    on_house: Callable[[ContainerPool], None] = lambda _: None,
 ) -> Outcome:
     """Runs every task in every trial and writes the job folders. `stop`, set from outside, ends it early and cleanly.
 
@@ -74,11 +74,11 @@ def run_job(
             for n, folder in enumerate(job_folders(plan.job, options), 1)
         ]
         run = _Run(plan, list(tasks), options, progress, stop)
-        house = make_house(plan.job, run.tasks, run.say)
-        open_things.callback(house.close)
-        on_house(house)
-        with run.proxy(house) as proxy:
-            run.all(jobs, house, proxy)
+        pool = make_house(plan.job, run.tasks, run.say)
+        open_things.callback(pool.close)
+        on_house(pool)
+        with run.proxy(pool) as proxy:
+            run.all(jobs, pool, proxy)
         stopped = stop.is_set()
         return Outcome([job.finish(plan, stopped=stopped) for job in jobs], stopped)
 
@@ -116,43 +116,43 @@ class _Run:
             self.progress.status(text)
 
     @contextlib.contextmanager
-    def proxy(self, house: House) -> Iterator[ProxyThread | None]:
+    def proxy(self, pool: ContainerPool) -> Iterator[ProxyThread | None]:
         """One proxy for the whole job, listening where the sandboxes reach it and nowhere else."""
         provider = self.plan.provider
         if not self.plan.agent.needs_model or provider is None:
-            for warning in house.guard([]):
+            for warning in pool.guard([]):
                 self.progress.status(warning)
             yield None
             return
-        first, *more = house.hosts()
+        first, *more = pool.hosts()
         settings = Settings(
             upstream=[provider.base_url], upstream_key=provider.api_key, engine=provider.engine, model=provider.served,
             host=first, more_hosts=more, capture=provider.capture, probe=False, grace=10.0,
         )  # fmt: skip
         try:
             with ProxyThread(settings) as proxy:
-                for warning in house.guard([proxy.port]):
+                for warning in pool.guard([proxy.port]):
                     self.progress.status(warning)
                 yield proxy
         except ProxyError as error:
             raise JobError(f"the proxy cannot be started: {error}") from error
 
-    def all(self, jobs: list[Job], house: House, proxy: ProxyThread | None) -> None:
+    def all(self, jobs: list[Job], pool: ContainerPool, proxy: ProxyThread | None) -> None:
         work = [(job, task) for job in jobs for task in self.tasks if not job.kept(task.name)]
         kept = len(jobs) * len(self.tasks) - len(work)
         if kept:
             self.progress.status(f"{kept} finished rollouts are kept")
         self.progress.begin(len(work), proxy)
-        pool = ThreadPoolExecutor(max_workers=self.options.concurrency, thread_name_prefix="rollout")
+        executor = ThreadPoolExecutor(max_workers=self.options.concurrency, thread_name_prefix="rollout")
         try:
-            running = [pool.submit(self.one, job, task, house, proxy) for job, task in work]
+            running = [executor.submit(self.one, job, task, pool, proxy) for job, task in work]
             for future in as_completed(running):
                 future.result()
         finally:
             self.progress.end()
-            pool.shutdown(wait=True, cancel_futures=True)
+            executor.shutdown(wait=True, cancel_futures=True)
 
-    def one(self, job: Job, task: Task, house: House, proxy: ProxyThread | None) -> None:
+    def one(self, job: Job, task: Task, pool: ContainerPool, proxy: ProxyThread | None) -> None:
         """One task's rollout, and further ones while it fails for reasons of infrastructure and tries are left."""
         retry_of = job.to_replace(task.name)
         for attempt in range(self.options.retries + 1):
@@ -162,7 +162,7 @@ class _Run:
                 return
             name = f"{task.name}__{secrets.token_hex(4)}"
             watch = Watch(self.progress.line, self.stop, self.progress.phase, self.progress.session)
-            rollout = Rollout(self.plan, task, job.dir.path / name, house, proxy, watch, retry_of)
+            rollout = Rollout(self.plan, task, job.dir.path / name, pool, proxy, watch, retry_of)
             try:
                 result = rollout.run()
             except Stopped:
@@ -181,7 +181,7 @@ class _Run:
                 if self.options.fail_fast and outcome(result) in ("errored", "verifier_errored"):
                     self.progress.status("stopping at the first rollout without a reward (--fail-fast)")
                     self.stop.set()
-                    house.kill()
+                    pool.kill()
                 return
             retry_of = name
 

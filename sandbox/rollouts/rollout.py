@@ -15,10 +15,10 @@ from capture.errors import CaptureError
 from capture.journal.journal import JournalReader, write_atomic, write_json
 from capture.journal.layout import RolloutDir
 from proxy import OpenSession, ProxyError, ProxyThread
-from sandbox.agents import Agent, Model, Scene
+from sandbox.agents import Agent, AgentRun, Model
 from sandbox.agents.trajectory import Trajectory
-from sandbox.containers.base import Box, plain_files, run
-from sandbox.containers.pool import House
+from sandbox.containers.base import Sandbox, plain_files, run
+from sandbox.containers.pool import ContainerPool
 from sandbox.errors import AgentError, DockerError, RolloutError, SandboxError, Stopped, VerifierError
 from sandbox.rollouts.model_endpoint import Provider
 from sandbox.rollouts.result_files import config_json, result_json, write_rollout_files
@@ -69,10 +69,10 @@ class Rollout:
     """One try at one task."""
 
     def __init__(
-        self, plan: Plan, task: Task, folder: Path, house: House, proxy: ProxyThread | None, watch: Watch,
+        self, plan: Plan, task: Task, folder: Path, pool: ContainerPool, proxy: ProxyThread | None, watch: Watch,
         retry_of: str | None = None,
     ) -> None:  # fmt: skip
-        self.plan, self.task, self.house, self.proxy, self.watch = plan, task, house, proxy, watch
+        self.plan, self.task, self.pool, self.proxy, self.watch = plan, task, pool, proxy, watch
         self.dir = RolloutDir(folder)
         self.retry_of = retry_of
         self.trajectory = Trajectory(self.dir.acp_trajectory)
@@ -118,30 +118,30 @@ class Rollout:
 
     def in_sandbox(self, prompt: str) -> None:
         with self.clock("environment_setup"):
-            box = self.house.box(self.task, self.plan.agent, self.dir.name)
+            sandbox = self.pool.sandbox(self.task, self.plan.agent, self.dir.name)
         try:
             with self.clock("environment_setup"):
-                prepared = self.prepare(box, prompt)
+                prepared = self.prepare(sandbox, prompt)
             try:
-                self.act(box, prepared, prompt)
+                self.act(sandbox, prepared, prompt)
             except AgentError as error:
                 self.error = error
                 if not self.to_be_verified(error):
                     return
-            self.judge(box, prepared)
+            self.judge(sandbox, prepared)
         finally:
-            box.remove()
+            sandbox.remove()
 
-    def prepare(self, box: Box, prompt: str) -> hardening.Prepared:
+    def prepare(self, sandbox: Sandbox, prompt: str) -> hardening.Prepared:
         self.watch.phase(self.dir.name, "setup")
         spec = self.task.sandbox
         for command in spec.setup_commands:
-            done = run(box, ["sh", "-c", f'mkdir -p "$0" && cd "$0" && {command}', box.workdir], timeout=600)
+            done = run(sandbox, ["sh", "-c", f'mkdir -p "$0" && cd "$0" && {command}', sandbox.workdir], timeout=600)
             if done.exit_code != 0:
                 raise DockerError(f"the setup command {command!r} failed: {done.tail()}", "sandbox_setup")
         user = self.task.agent.user or "agent"
-        prepared = hardening.prepare(box, user, cleanup_conftests=self.conftests)
-        run(box, ["sh", "-c", "cat > /instruction.md; chmod 644 /instruction.md"], stdin=prompt.encode())
+        prepared = hardening.prepare(sandbox, user, cleanup_conftests=self.conftests)
+        run(sandbox, ["sh", "-c", "cat > /instruction.md; chmod 644 /instruction.md"], stdin=prompt.encode())
         if user == "root":
             self.watch.say(f"[{self.task.name}] the agent is root: it could forge its reward; see --verifier-sandbox")
         return prepared
@@ -150,39 +150,40 @@ class Rollout:
     def conftests(self) -> bool:
         return self.task.verifier.hardening.get("cleanup_conftests", True)
 
-    def act(self, box: Box, prepared: hardening.Prepared, prompt: str) -> None:
+    def act(self, sandbox: Sandbox, prepared: hardening.Prepared, prompt: str) -> None:
         """Lets the agent work. Raises `AgentError`; its trajectory and calls are kept either way."""
         agent, name = self.plan.agent, self.dir.name
         model = self.open_session()
         env = {**self.plan.agent_env, **(model.env() if model else {})}
-        scene = Scene(
-            box, self.task, prepared, prompt, model, env, self.trajectory, self.dir.agent, self.plan.budget(self.task),
+        agent_run = AgentRun(
+            sandbox, self.task, prepared, prompt, model, env, self.trajectory, self.dir.agent,
+            self.plan.budget(self.task),
             on_begin=lambda: self.watch.phase(name, "agent"),
         )  # fmt: skip
         self.watch.phase(name, "agent")
         try:
             with self.clock("agent_execution"):
-                self.stop_reason = agent.act(scene)
+                self.stop_reason = agent.act(agent_run)
         except AgentError as error:
-            if (cause := box.cause_of_death(None)) is not None:
+            if (cause := sandbox.cause_of_death(None)) is not None:
                 raise AgentError(f"{agent.name} {cause[1]}", cause[0]) from error
             raise
         finally:
-            self.agent_name = scene.said_name or agent.name
-            self.after_act(box)
+            self.agent_name = agent_run.said_name or agent.name
+            self.after_act(sandbox)
         if failed := self.model_failure():
             raise failed
         if model is not None and not self.tally.get("calls"):
             raise AgentError(f"{agent.name} ended its turn without one call to its model")
         self.watch.say(f"[{self.task.name}]   → {self.stop_reason}, {self.trajectory.tool_calls} total tool calls")
 
-    def after_act(self, box: Box) -> None:
+    def after_act(self, sandbox: Sandbox) -> None:
         """Ends the agent for good: first its processes, then its session, so that nothing is left that could call."""
-        box.end_processes()
+        sandbox.end_processes()
         self.seal()
         for folder, to in (("/logs/agent", self.dir.agent), ("/logs/artifacts", self.dir.artifacts)):
             with contextlib.suppress(AgentError):
-                archive = box.get(folder, LOG_LIMIT)
+                archive = sandbox.get(folder, LOG_LIMIT)
                 for path, data in plain_files(archive).items() if archive else ():
                     write_atomic(to / path, data)
 
@@ -192,11 +193,11 @@ class Rollout:
             return False
         return self.plan.agent.needs_model is False or bool(self.tally.get("calls")) or error.category != "acp_error"
 
-    def judge(self, box: Box, prepared: hardening.Prepared) -> None:
+    def judge(self, sandbox: Sandbox, prepared: hardening.Prepared) -> None:
         self.watch.phase(self.dir.name, "verifier")
         mode = self.plan.verifier_sandbox or self.task.verifier.sandbox_mode or "shared"
         try:
-            with self.clock("verifier"), self.cleaned_box(box, prepared, mode) as judged:
+            with self.clock("verifier"), self.cleaned_box(sandbox, prepared, mode) as judged:
                 self.rewards = verify(judged, self.task, prepared, self.dir.verifier)
         except VerifierError as error:
             self.verifier_error = error
@@ -211,15 +212,15 @@ class Rollout:
         return self.verifier_error is not None and str(self.verifier_error).startswith("No reward file found")
 
     @contextlib.contextmanager
-    def cleaned_box(self, box: Box, prepared: hardening.Prepared, mode: str) -> Iterator[Box]:
+    def cleaned_box(self, sandbox: Sandbox, prepared: hardening.Prepared, mode: str) -> Iterator[Sandbox]:
         """The box in which the verifier runs: the agent's, cleaned, or a fresh one that gets the cleaned workspace."""
         user = self.task.verifier.user
-        self.cleaned = hardening.clean(box, prepared, verifier_user=user, cleanup_conftests=self.conftests)
+        self.cleaned = hardening.clean(sandbox, prepared, verifier_user=user, cleanup_conftests=self.conftests)
         if mode == "shared":
-            yield box
+            yield sandbox
             return
-        archive = box.get(prepared.workdir, min(self.task.sandbox.storage_mb, 2048) << 20)
-        fresh = self.house.fresh(self.task, self.dir.name)
+        archive = sandbox.get(prepared.workdir, min(self.task.sandbox.storage_mb, 2048) << 20)
+        fresh = self.pool.fresh(self.task, self.dir.name)
         try:
             hardening.prepare(fresh, prepared.user)
             run(fresh, ["sh", "-c", 'rm -rf -- "$1"; mkdir -p "$1"', "sh", prepared.workdir])
@@ -246,7 +247,7 @@ class Rollout:
         except ProxyError as error:
             raise DockerError(f"the proxy opened no session: {error}") from error
         self.watch.session(self.dir.name, self.session.id)
-        url = f"http://{self.house.host_for(self.task)}:{self.proxy.port}/v1"
+        url = f"http://{self.pool.host_for(self.task)}:{self.proxy.port}/v1"
         return Model(url, self.session.api_key, provider.served)
 
     def seal(self) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from sandbox.containers.base import Box, run
-from sandbox.containers.local import LocalBox
+from sandbox.containers.base import Sandbox, run
+from sandbox.containers.local import LocalSandbox
 from sandbox.errors import DockerError, VerifierError
 
 SAFE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -111,47 +111,49 @@ class Prepared:
     kept: dict[str, bytes]
 
 
-def prepare(box: Box, user: str, *, cleanup_conftests: bool = True) -> Prepared:
+def prepare(sandbox: Sandbox, user: str, *, cleanup_conftests: bool = True) -> Prepared:
     """Makes the agent's user, gives it the workspace, closes what it must not see. Raises `DockerError`."""
-    if isinstance(box, LocalBox):  # this machine's own users and folders are left alone
-        return Prepared("", str(box.root), box.workdir, os.environ.get("PATH", SAFE_PATH), Scan(), {})
-    done = run(box, ["sh", "-c", PREPARE, "sh", user, box.workdir], timeout=BUDGET)
+    if isinstance(sandbox, LocalSandbox):  # this machine's own users and folders are left alone
+        return Prepared("", str(sandbox.root), sandbox.workdir, os.environ.get("PATH", SAFE_PATH), Scan(), {})
+    done = run(sandbox, ["sh", "-c", PREPARE, "sh", user, sandbox.workdir], timeout=BUDGET)
     if done.exit_code != 0:
         raise DockerError(f"the sandbox cannot be prepared: {done.tail() or 'no answer in time'}", "sandbox_setup")
     home = done.stdout.decode().strip().rsplit(":", 2)[-2]
-    listed = run(box, ["sh", "-c", UNWRITABLE], user=user, timeout=BUDGET)
+    listed = run(sandbox, ["sh", "-c", UNWRITABLE], user=user, timeout=BUDGET)
     path = ":".join(listed.stdout.decode().split("\n")).strip(":") if user != "root" else ""
-    before = scan(box, cleanup_conftests)
-    reach = (f"{box.workdir}/", f"{home}/", "/tmp/", "/var/tmp/", "/output/", "/outputs/")  # noqa: S108 - in the sandbox
-    kept = {name: data for name in before.names if name.startswith(reach) and (data := box.get(name, 64 << 20))}
-    return Prepared(user, home, box.workdir, path or SAFE_PATH, before, kept)
+    before = scan(sandbox, cleanup_conftests)
+    reach = (f"{sandbox.workdir}/", f"{home}/", "/tmp/", "/var/tmp/", "/output/", "/outputs/")  # noqa: S108 - in the sandbox
+    kept = {name: data for name in before.names if name.startswith(reach) and (data := sandbox.get(name, 64 << 20))}
+    return Prepared(user, home, sandbox.workdir, path or SAFE_PATH, before, kept)
 
 
-def clean(box: Box, prepared: Prepared, *, verifier_user: str = "root", cleanup_conftests: bool = True) -> list[str]:
+def clean(
+    sandbox: Sandbox, prepared: Prepared, *, verifier_user: str = "root", cleanup_conftests: bool = True
+) -> list[str]:
     """Takes out what the agent left for the verifier to trip over, and returns what that was.
 
     To be called when the agent's processes are gone: nothing here is safe against one that still runs.
     Raises `VerifierError` when it cannot be done in `BUDGET` seconds.
     """
-    if isinstance(box, LocalBox):
-        box.make_clean()
+    if isinstance(sandbox, LocalSandbox):
+        sandbox.make_clean()
         return []
-    found = scan(box, cleanup_conftests)
+    found = scan(sandbox, cleanup_conftests)
     doomed = set(found.names - prepared.before.names)
     doomed |= {name for name, target in found.links.items() if prepared.before.links.get(name) != target}
     if doomed:
-        _must(box, ["rm", "-rf", "--"], sorted(doomed))
-    _must(box, ["sh", "-c", RESET, "sh", prepared.workdir, verifier_user], ())
+        _must(sandbox, ["rm", "-rf", "--"], sorted(doomed))
+    _must(sandbox, ["sh", "-c", RESET, "sh", prepared.workdir, verifier_user], ())
     for name, archive in prepared.kept.items():
-        run(box, ["sh", "-c", 'rm -rf -- "$1"; mkdir -p "${1%/*}"', "sh", name])
-        box.put(archive, str(PurePosixPath(name).parent))
+        run(sandbox, ["sh", "-c", 'rm -rf -- "$1"; mkdir -p "${1%/*}"', "sh", name])
+        sandbox.put(archive, str(PurePosixPath(name).parent))
     return sorted(doomed)
 
 
-def scan(box: Box, conftests: bool = True) -> Scan:
+def scan(sandbox: Sandbox, conftests: bool = True) -> Scan:
     """What lies in the sandbox that could trip a verifier. Raises `VerifierError` when that takes too long."""
     tests = [word for name in AUTORUN if conftests or name != "conftest.py" for word in ("-o", "-name", name)][1:]
-    done = run(box, ["sh", "-c", SCAN, "sh", box.workdir, *tests], timeout=BUDGET, limit=64 << 20)
+    done = run(sandbox, ["sh", "-c", SCAN, "sh", sandbox.workdir, *tests], timeout=BUDGET, limit=64 << 20)
     if done.exit_code is None or done.dropped:
         raise VerifierError("the sandbox holds too many files to be searched for what would trip the verifier")
     files, _, links = done.stdout.decode(errors="surrogateescape").partition("\1\0")
@@ -193,10 +195,10 @@ def verifier_env(
     }
 
 
-def _must(box: Box, command: list[str], names: Iterable[str], at_once: int = 200) -> None:
+def _must(sandbox: Sandbox, command: list[str], names: Iterable[str], at_once: int = 200) -> None:
     rest = list(names)
     while True:
-        done = run(box, [*command, *rest[:at_once]], timeout=BUDGET)
+        done = run(sandbox, [*command, *rest[:at_once]], timeout=BUDGET)
         if done.exit_code != 0:
             raise VerifierError(f"the sandbox cannot be cleaned for the verifier: {done.tail() or 'no answer in time'}")
         rest = rest[at_once:]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sandbox.containers.base import Box, folder_archive, plain_files, run
+from sandbox.containers.base import Sandbox, folder_archive, plain_files, run
 from sandbox.errors import VerifierError
 from sandbox.scoring.hardening import Prepared, verifier_env
 from sandbox.tasks.task import Task
@@ -20,18 +20,18 @@ TEXT, JSON = f"{LOGS}/reward.txt", f"{LOGS}/reward.json"
 LOG_LIMIT = 64 << 20
 
 
-def verify(box: Box, task: Task, prepared: Prepared, out: Path) -> dict[str, Any]:
+def verify(sandbox: Sandbox, task: Task, prepared: Prepared, out: Path) -> dict[str, Any]:
     """Uploads the verifier, runs it, copies its files to `out` and returns the rewards, `{"reward": float, ...}`.
 
     Raises `VerifierError`: crashed, hung, wrote nothing, or wrote what is no reward.
     """
     where = "/verifier" if task.layout == "native" else "/tests"
-    run(box, ["sh", "-c", 'mkdir -p "$1"; if [ ! -e /tests ]; then ln -s "$1" /tests; fi', "sh", where])
-    box.put(folder_archive(task.verifier_dir), where)
+    run(sandbox, ["sh", "-c", 'mkdir -p "$1"; if [ ! -e /tests ]; then ln -s "$1" /tests; fi', "sh", where])
+    sandbox.put(folder_archive(task.verifier_dir), where)
     env = verifier_env(prepared, fill(task.verifier.env, f"{task.name}: verifier.env"), where, plugins(task))
     timeout = task.verifier.timeout_sec
     done = run(
-        box,
+        sandbox,
         ["/bin/sh", "-c", 'exec "$0"', f"{where}/test.sh"],
         user=task.verifier.user,
         env=env,
@@ -43,19 +43,19 @@ def verify(box: Box, task: Task, prepared: Prepared, out: Path) -> dict[str, Any
     _write(out, "test-stderr.txt", done.stderr)
     if done.timed_out:
         raise VerifierError(f"verifier timed out after {timeout:g}s", "verifier_timeout")
-    archive = box.get(LOGS, LOG_LIMIT)
+    archive = sandbox.get(LOGS, LOG_LIMIT)
     files = plain_files(archive) if archive is not None else {}
     for name, data in files.items():
         if name not in ("test-stdout.txt", "test-stderr.txt"):
             _write(out, name, data)
     rewards = read_reward(files, task.verifier.reward_range)
     if rewards is None:
-        raise VerifierError(_why_none(box, task, done.exit_code, done.tail()))
+        raise VerifierError(_why_none(sandbox, task, done.exit_code, done.tail()))
     return rewards
 
 
-def _why_none(box: Box, task: Task, code: int | None, tail: str) -> str:
-    cause = box.cause_of_death(code)
+def _why_none(sandbox: Sandbox, task: Task, code: int | None, tail: str) -> str:
+    cause = sandbox.cause_of_death(code)
     if cause:
         return f"the verifier {cause[1]}"
     words = f"No reward file found at {TEXT} or {JSON}"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from capture.assemble import Assembler, stream_of, without_ids
 from capture.engines import engine
-from capture.engines.base import CHAT, Wants
+from capture.engines.base import CHAT, CaptureOptions
 from capture.sse import Decoder
 
 
@@ -206,7 +206,7 @@ def test_a_body_streamed_cut_anywhere_and_assembled_is_the_body(
     data = b"".join(b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in chunks) + b"data: [DONE]\n\n"
     request = {"stream": True, "n": len(messages)}
     vllm = engine("vllm")
-    reader = vllm.reader(CHAT, request, vllm.ask(CHAT, request, Wants()))
+    reader = vllm.reader(CHAT, request, vllm.ask(CHAT, request, CaptureOptions()))
     decoder = Decoder()
     position = turn = 0
     while position < len(data):

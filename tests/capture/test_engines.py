@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from capture.engines import NAMES, detect, engine, sampling_defaults
-from capture.engines.base import CHAT, COMPLETIONS, Reader, Wants
+from capture.engines.base import CHAT, COMPLETIONS, CaptureOptions, Reader
 from capture.errors import CaptureError
 from capture.record import FIELDS, REASONS, TokenCapture
 from capture.unavailable import CODES, why
@@ -18,11 +18,11 @@ PROMPT = [1, 2, 3]
 
 
 def read(
-    answer: Any, *, name: str = "vllm", wire: str = CHAT, wants: Wants | None = None, **request: Any
+    answer: Any, *, name: str = "vllm", wire: str = CHAT, wants: CaptureOptions | None = None, **request: Any
 ) -> tuple[Reader, TokenCapture, Any]:
     """An unstreamed answer read by an engine's reader: the reader, the capture, and what the agent gets."""
     one = engine(name)
-    reader = one.reader(wire, request, one.ask(wire, request, wants or Wants()))
+    reader = one.reader(wire, request, one.ask(wire, request, wants or CaptureOptions()))
     given = json.loads(reader.body(json.dumps(answer).encode()))
     return reader, reader.capture("ok", status=200), given
 
@@ -30,7 +30,7 @@ def read(
 def streamed(chunks: list[Any], *, name: str = "vllm", **request: Any) -> tuple[TokenCapture, list[Any]]:
     one = engine(name)
     body = {"stream": True, **request}
-    reader = one.reader(CHAT, body, one.ask(CHAT, body, Wants()))
+    reader = one.reader(CHAT, body, one.ask(CHAT, body, CaptureOptions()))
     seen = [reader.event(json.dumps(chunk).encode()) for chunk in chunks]
     return reader.capture("ok", status=200), [json.loads(data) for data in seen if data is not None]
 
@@ -272,7 +272,7 @@ def test_echo_takes_the_last_logprobs_where_the_agent_asked_for_ids_itself() -> 
 
 
 def test_echo_is_not_asked_for_ids_because_that_would_change_its_text() -> None:
-    ask = engine("vllm").ask(COMPLETIONS, {"prompt": "x", "echo": True}, Wants())
+    ask = engine("vllm").ask(COMPLETIONS, {"prompt": "x", "echo": True}, CaptureOptions())
     assert "return_token_ids" not in ask.body
     assert {reason.code for reason in ask.unavailable.values()} == {"echo_prompt_logprobs_mixed"}
 
@@ -310,14 +310,14 @@ def test_echo_with_no_tokens_asked_for_is_never_complete() -> None:
     ],
 )
 def test_what_cannot_be_asked_for_is_said_before_the_call(wire: str, request_body: Any, code: str) -> None:
-    ask = engine("vllm").ask(wire, request_body, Wants())
+    ask = engine("vllm").ask(wire, request_body, CaptureOptions())
     assert set(ask.unavailable) == set(FIELDS) and {one.code for one in ask.unavailable.values()} == {code}
     assert "return_token_ids" not in ask.injected
 
 
 def test_alternatives_without_logprobs_stay_the_agents_own_mistake() -> None:
     for off in (False, None):
-        ask = engine("vllm").ask(CHAT, {"logprobs": off, "top_logprobs": 3}, Wants())
+        ask = engine("vllm").ask(CHAT, {"logprobs": off, "top_logprobs": 3}, CaptureOptions())
         assert ask.body["logprobs"] is off and ask.body["top_logprobs"] == 3
         assert ask.unavailable["logprobs"].code == "invalid_logprobs_request"
         assert ask.requested["logprobs"] is False
@@ -330,9 +330,9 @@ def test_logprobs_asked_for_in_pydantics_ways_are_the_agents(true: Any) -> None:
 
 
 def test_an_agents_own_alternatives_are_kept_and_recorded() -> None:
-    ask = engine("vllm").ask(CHAT, {"logprobs": True, "top_logprobs": 3}, Wants(top_logprobs=7))
+    ask = engine("vllm").ask(CHAT, {"logprobs": True, "top_logprobs": 3}, CaptureOptions(top_logprobs=7))
     assert ask.body["top_logprobs"] == 3 and ask.requested["top_logprobs"] == 3
-    ask = engine("vllm").ask(COMPLETIONS, {"prompt": "a", "logprobs": 2}, Wants(top_logprobs=7))
+    ask = engine("vllm").ask(COMPLETIONS, {"prompt": "a", "logprobs": 2}, CaptureOptions(top_logprobs=7))
     assert ask.body["logprobs"] == 2 and ask.requested["top_logprobs"] == 2
 
 
@@ -363,7 +363,7 @@ def test_an_agents_own_alternatives_are_kept_and_recorded() -> None:
 )  # fmt: skip
 def test_what_is_added_to_a_call(name: str, wire: str, request_body: Any, added: Any) -> None:
     before = json.loads(json.dumps(request_body))
-    ask = engine(name).ask(wire, request_body, Wants())
+    ask = engine(name).ask(wire, request_body, CaptureOptions())
     assert request_body == before, "the agent's own request is not touched"
     assert ask.body == {**request_body, **added}
     assert "prompt_logprobs" not in ask.body, "it would switch the prefix cache off"
@@ -372,7 +372,7 @@ def test_what_is_added_to_a_call(name: str, wire: str, request_body: Any, added:
 def test_capture_off_changes_nothing() -> None:
     for name in NAMES:
         body = {"stream": True, "messages": []}
-        assert engine(name).ask(CHAT, body, Wants(capture=False)).body == body
+        assert engine(name).ask(CHAT, body, CaptureOptions(capture=False)).body == body
 
 
 def test_alternatives_are_recorded_when_wanted_and_hidden_from_the_agent() -> None:
@@ -382,7 +382,7 @@ def test_alternatives_are_recorded_when_wanted_and_hidden_from_the_agent() -> No
             "content": [{"token": t, "logprob": p, "top_logprobs": top} for t, p in (("a", -0.5), ("b", -0.25))]
         }
     }
-    _, capture, given = read(answer(choice=choice), wants=Wants(top_logprobs=2))
+    _, capture, given = read(answer(choice=choice), wants=CaptureOptions(top_logprobs=2))
     assert (
         capture.completions[0].top_logprobs == [[{"token": "a", "logprob": -0.5}, {"token": "c", "logprob": -2.0}]] * 2
     )
@@ -391,7 +391,7 @@ def test_alternatives_are_recorded_when_wanted_and_hidden_from_the_agent() -> No
 
 def test_a_refusal_is_recognised_by_the_field_it_names() -> None:
     vllm = engine("vllm")
-    ask = vllm.ask(CHAT, {}, Wants())
+    ask = vllm.ask(CHAT, {}, CaptureOptions())
     assert vllm.refused(ask, 400, {"error": {"message": "Unsupported parameter: return_token_ids"}})
     assert not vllm.refused(ask, 400, {"error": {"message": "max_tokens must be at least 1"}})
 
@@ -417,7 +417,7 @@ def test_a_large_prompt_is_taken_out_within_five_milliseconds() -> None:
     best = 1.0
     for _ in range(7):
         one = engine("vllm")
-        reader = one.reader(CHAT, {"stream": True}, one.ask(CHAT, {"stream": True}, Wants()))
+        reader = one.reader(CHAT, {"stream": True}, one.ask(CHAT, {"stream": True}, CaptureOptions()))
         began = time.perf_counter()
         given = reader.event(data)
         best = min(best, time.perf_counter() - began)
@@ -432,12 +432,12 @@ def test_errors_in_a_stream_and_in_a_whole_answer_fail_the_call_and_go_to_the_ag
     for error in ({"error": {"message": "boom"}}, {"object": "error", "message": "boom"},
                   {"choices": [], "error": {"message": "boom"}}):  # fmt: skip
         data = json.dumps(error).encode()
-        reader = one.reader(CHAT, {"stream": True}, one.ask(CHAT, {"stream": True}, Wants()))
+        reader = one.reader(CHAT, {"stream": True}, one.ask(CHAT, {"stream": True}, CaptureOptions()))
         reader.event(json.dumps({"choices": [{"index": 0, "delta": {"content": "a"}}]}).encode())
         assert reader.event(data) is data and reader.error == error
         assert "boom" in json.dumps(reader.assembled()) and '"a"' in json.dumps(reader.assembled())
         assert set(codes(reader.capture("truncated", status=200)).values()) == {"stream_error"}
-        whole = one.reader(CHAT, {}, one.ask(CHAT, {}, Wants()))
+        whole = one.reader(CHAT, {}, one.ask(CHAT, {}, CaptureOptions()))
         whole.body(data)
         assert set(codes(whole.capture("ok", status=200)).values()) == {"stream_error"}
 
@@ -445,7 +445,7 @@ def test_errors_in_a_stream_and_in_a_whole_answer_fail_the_call_and_go_to_the_ag
 @pytest.mark.parametrize(("name", "lost"), [("vllm", "stream_aborted"), ("sglang", "ids_lost_stream_aborted")])
 def test_a_stream_that_the_agent_left_keeps_what_had_come(name: str, lost: str) -> None:
     one = engine(name)
-    reader = one.reader(CHAT, {"stream": True}, one.ask(CHAT, {"stream": True}, Wants()))
+    reader = one.reader(CHAT, {"stream": True}, one.ask(CHAT, {"stream": True}, CaptureOptions()))
     step = {"index": 0, "delta": {"content": "a"}, **entries(-0.5)}
     if name == "vllm":
         step["token_ids"] = [7]
@@ -458,7 +458,7 @@ def test_a_stream_that_the_agent_left_keeps_what_had_come(name: str, lost: str) 
 
 def test_a_refused_call_has_no_tokens() -> None:
     one = engine("vllm")
-    reader = one.reader(CHAT, {}, one.ask(CHAT, {}, Wants()))
+    reader = one.reader(CHAT, {}, one.ask(CHAT, {}, CaptureOptions()))
     capture = reader.capture("error", status=503)
     assert set(codes(capture).values()) == {"upstream_http_error"}
     assert "503" in capture.unavailable["logprobs"].detail
@@ -467,7 +467,7 @@ def test_a_refused_call_has_no_tokens() -> None:
 def test_another_api_is_asked_nothing_and_loses_nothing() -> None:
     one = engine("other")
     body = {"stream": True, "logprobs": True}
-    reader = one.reader(CHAT, body, one.ask(CHAT, body, Wants()))
+    reader = one.reader(CHAT, body, one.ask(CHAT, body, CaptureOptions()))
     for chunk in ({"choices": [{"index": 0, "delta": {}}]}, {"choices": [], "usage": {"completion_tokens": 1}}):
         data = json.dumps(chunk).encode()
         assert reader.event(data) is data
@@ -479,7 +479,7 @@ def test_another_api_is_asked_nothing_and_loses_nothing() -> None:
 
 def test_an_event_that_is_no_json_costs_nothing_where_the_counts_agree() -> None:
     one = engine("vllm")
-    reader = one.reader(CHAT, {"stream": True}, one.ask(CHAT, {"stream": True}, Wants()))
+    reader = one.reader(CHAT, {"stream": True}, one.ask(CHAT, {"stream": True}, CaptureOptions()))
     end = {"index": 0, "delta": {"content": "a"}, "token_ids": [7], "finish_reason": "stop", **entries(-0.5)}
     usage = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}
     assert reader.event(b"ping") == b"ping"
@@ -491,7 +491,7 @@ def test_an_event_that_is_no_json_costs_nothing_where_the_counts_agree() -> None
 @pytest.mark.parametrize("odd", [b'"\\ud83d"', b"NaN", b"-Infinity"])
 def test_json_that_only_python_writes_goes_out_as_it_came(odd: bytes) -> None:
     one = engine("vllm")
-    reader = one.reader(CHAT, {}, one.ask(CHAT, {}, Wants()))
+    reader = one.reader(CHAT, {}, one.ask(CHAT, {}, CaptureOptions()))
     data = b'{"choices":[{"index":0,"message":{"content":"a"},"odd":' + odd + b',"token_ids":[1]}]}'
     assert reader.body(data) == data.replace(b"[1]", b"null")
 
@@ -508,7 +508,7 @@ def test_a_count_beside_a_choice_is_taken_out_and_the_choice_is_not() -> None:
 def test_a_call_is_finished_when_every_choice_is() -> None:
     one = engine("vllm")
     body = {"stream": True, "n": 2}
-    reader = one.reader(CHAT, body, one.ask(CHAT, body, Wants()))
+    reader = one.reader(CHAT, body, one.ask(CHAT, body, CaptureOptions()))
     for index, finished in ((0, False), (0, False), (1, True)):
         reader.event(json.dumps({"choices": [{"index": index, "delta": {}, "finish_reason": "stop"}]}).encode())
         assert reader.finished is finished
@@ -516,7 +516,7 @@ def test_a_call_is_finished_when_every_choice_is() -> None:
 
 def test_unreadable_events_are_passed_on_and_noted() -> None:
     one = engine("vllm")
-    reader = one.reader(CHAT, {"stream": True}, one.ask(CHAT, {"stream": True}, Wants()))
+    reader = one.reader(CHAT, {"stream": True}, one.ask(CHAT, {"stream": True}, CaptureOptions()))
     for data in (b"{broken", b'"text"', b"[1]", b"\xff\xfe", b""):
         assert reader.event(data) is data
     capture = reader.capture("ok", status=200)

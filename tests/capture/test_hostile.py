@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from capture.assemble import stream_of
 from capture.engines import NAMES, engine
-from capture.engines.base import CHAT, COMPLETIONS, Wants
+from capture.engines.base import CHAT, COMPLETIONS, CaptureOptions
 
 #: Every key that the reader looks at.
 KEYS = (
@@ -55,7 +55,7 @@ def test_no_answer_however_wrong_is_an_exception(
 ) -> None:
     one = engine(name)
     for whole in (False, True):
-        reader = one.reader(wire, request_body, one.ask(wire, request_body, Wants(top_logprobs=2)))
+        reader = one.reader(wire, request_body, one.ask(wire, request_body, CaptureOptions(top_logprobs=2)))
         for chunk in chunks:
             data = json.dumps(chunk).encode()
             given = reader.body(data) if whole else reader.event(data)

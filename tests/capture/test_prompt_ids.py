@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from capture.engines import engine
-from capture.engines.base import CHAT, Wants
+from capture.engines.base import CHAT, CaptureOptions
 from capture.record import Ids
 from capture.sse import Decoder
 
@@ -24,7 +24,7 @@ def ended(name: str) -> list[str]:
     data = (TRANSCRIPTS / f"{name}.body").read_bytes()
     kind = engine(name.split("/")[0])
     body: dict[str, Any] = told["body"]
-    ask = kind.ask(CHAT, body, Wants())
+    ask = kind.ask(CHAT, body, CaptureOptions())
     reader = kind.reader(CHAT, body, ask)
     if body.get("stream"):
         decoder = Decoder()

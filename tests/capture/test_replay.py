@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from capture.engines import engine
-from capture.engines.base import CHAT, COMPLETIONS, Reader, Wants
+from capture.engines.base import CHAT, COMPLETIONS, CaptureOptions, Reader
 from capture.sse import Decoder
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
@@ -53,7 +53,7 @@ class Replay:
         body = self.told["body"]
         self.body = body if agent_asks else {k: v for k, v in body.items() if k not in OURS}
         self.streamed = bool(body.get("stream"))
-        ask = self.engine.ask(self.wire, self.body, Wants())
+        ask = self.engine.ask(self.wire, self.body, CaptureOptions())
         if agent_asks:  # somebody asked; the reader must still find everything
             ask.injected = ask.injected or ("logprobs",)
         self.reader: Reader = self.engine.reader(self.wire, self.body, ask)

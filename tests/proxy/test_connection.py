@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.http import connection as connections
-from proxy.http.client_request import Agent, AgentLeft
+from proxy.http.client_request import AgentLeft, ClientRequest
 from proxy.http.connection import Handler
 from proxy.http.listener import Listener
 from tests.proxy.conftest import Started
@@ -256,7 +256,7 @@ class Wire(asyncio.Transport):
     abort = close
 
 
-async def echo(agent: Agent) -> None:
+async def echo(agent: ClientRequest) -> None:
     try:
         body = await agent.body(1 << 20)
     except AgentLeft:
@@ -284,12 +284,12 @@ async def told(pieces: list[bytes]) -> tuple[bytes, bool]:
     return wire.written, wire.closed
 
 
-async def slow(agent: Agent) -> None:
+async def slow(agent: ClientRequest) -> None:
     await asyncio.sleep(0.02)
     await echo(agent)
 
 
-async def refused(agent: Agent) -> None:
+async def refused(agent: ClientRequest) -> None:
     agent.answer(404, [], b"")
 
 
@@ -379,7 +379,7 @@ async def test_a_closed_connection_whose_last_bytes_nobody_takes_ends(monkeypatc
     monkeypatch.setattr(connections, "UNREAD_SECONDS", 0.3)
     held: set[connections.Connection] = set()
 
-    async def much(agent: Agent) -> None:
+    async def much(agent: ClientRequest) -> None:
         agent.answer(200, [], b"x" * (60 << 20) if agent.target == b"/much" else b"y" * 20_000)
 
     server = await asyncio.get_running_loop().create_server(
@@ -397,7 +397,7 @@ async def test_a_closed_connection_whose_last_bytes_nobody_takes_ends(monkeypatc
 
 
 async def test_an_answer_that_is_still_being_read_when_the_proxy_stops_comes_whole() -> None:
-    async def much(agent: Agent) -> None:
+    async def much(agent: ClientRequest) -> None:
         agent.answer(200, [], b"x" * (16 << 20))
 
     listener = Listener(much)
@@ -416,7 +416,7 @@ async def test_an_answer_that_is_still_being_read_when_the_proxy_stops_comes_who
 
 
 async def test_a_stop_ends_what_waits_for_its_turn() -> None:
-    async def streams(agent: Agent) -> None:
+    async def streams(agent: ClientRequest) -> None:
         agent.start(200, [])
         await asyncio.sleep(0.02)
         agent.end(b"all")

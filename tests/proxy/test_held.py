@@ -8,8 +8,8 @@ import tracemalloc
 from capture.engines import engine
 from capture.record import Completion, Ids, TokenCapture
 from capture.token_in.parent import Conversation
-from proxy.sessions.answer_cache import Kept
-from proxy.token_in.call_history import HeldCalls, held_call
+from proxy.sessions.answer_cache import AnswerCache
+from proxy.token_in.call_history import CallHistory, held_call
 
 LENGTH = 20_000
 
@@ -20,7 +20,7 @@ def test_what_is_held_of_a_bridged_call_is_counted() -> None:
     conversation = Conversation.of(body)
     assert conversation is not None
     answer = {"choices": [{"index": 0, "message": {"content": "b"}, "finish_reason": "stop", "stop_reason": None}]}
-    held, calls = HeldCalls(), []
+    held, calls = CallHistory(), []
     gc.collect()
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
@@ -52,7 +52,7 @@ def test_what_is_held_is_nothing_that_the_collector_looks_at() -> None:
     assert conversation is not None
     answer = {"choices": [{"index": 0, "message": {"content": "b"}, "finish_reason": "stop", "stop_reason": None}]}
     completion = Completion(0, Ids.of([7, 8]), tokens=["b", ""], logprobs=[-0.1, -0.1])
-    held, kept = HeldCalls(), Kept()
+    held, kept = CallHistory(), AnswerCache()
     looked_at = []
     for number in range(300):
         capture = TokenCapture("openai-chat", "vllm", {}, Ids.of([number]), [completion], {})

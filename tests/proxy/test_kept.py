@@ -8,22 +8,22 @@ from pathlib import Path
 
 from capture.token_ids import Ids
 from capture.token_in.parent import Conversation, Held, Reply
-from proxy.runtime.lru import EACH, Memory, Whole
-from proxy.sessions.answer_cache import Kept
+from proxy.runtime.lru import EACH, BoundedLRU, MemoryBudget
+from proxy.sessions.answer_cache import AnswerCache
 from proxy.sessions.registry import Sessions
-from proxy.token_in.call_history import HeldCalls
+from proxy.token_in.call_history import CallHistory
 from proxy.upstream.replicas import Replicas
 
 
 def test_the_oldest_go_where_there_are_too_many() -> None:
-    kept = Kept(most=2)
+    kept = AnswerCache(most=2)
     for name in "abc":
         kept.keep({name: name})
     assert [kept.get(name) for name in "abc"] == [None, "b", "c"]
 
 
 def test_the_oldest_go_where_they_are_too_large() -> None:
-    kept = Kept(largest=2 * EACH + 4_000)
+    kept = AnswerCache(largest=2 * EACH + 4_000)
     kept.keep({"a": "1" * 1_900, "b": b"1" * 1_900})
     kept.keep({"a": "1"})  # less than before, and the latest now
     kept.keep({"c": "1" * 1_900})
@@ -33,14 +33,14 @@ def test_the_oldest_go_where_they_are_too_large() -> None:
 
 
 def test_a_text_counts_as_what_it_takes_not_as_its_characters() -> None:
-    kept = Kept(largest=EACH + 3_000)
+    kept = AnswerCache(largest=EACH + 3_000)
     kept.keep({"a": "\U0001f600" * 1_000})
     assert kept.get("a") is None
 
 
 def test_one_bound_for_all_takes_what_was_used_longest_ago_whoever_has_it() -> None:
-    whole = Whole(4 * (EACH + 100))
-    one, two = (Memory[str, str](10, 1 << 20, whole) for _ in range(2))
+    whole = MemoryBudget(4 * (EACH + 100))
+    one, two = (BoundedLRU[str, str](10, 1 << 20, whole) for _ in range(2))
     for name in "ab":
         one.keep(name, name, 100)
         two.keep(name, name, 100)
@@ -61,8 +61,8 @@ def held(call: int, size: int) -> Held:
 
 
 def test_a_call_that_the_bound_for_all_took_is_known_as_one_that_was_forgotten() -> None:
-    whole = Whole(100_000)
-    one, two = HeldCalls(whole), HeldCalls(whole)
+    whole = MemoryBudget(100_000)
+    one, two = CallHistory(whole), CallHistory(whole)
     one.add(held(0, 40_000))
     two.add(held(1, 40_000))
     two.add(held(2, 40_000))
@@ -74,8 +74,8 @@ def test_a_thousand_sessions_hold_no_more_than_the_bound() -> None:
     gc.collect()
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    whole = Whole(4 << 20)
-    sessions = [(Kept(whole=whole), HeldCalls(whole)) for _ in range(1_000)]
+    whole = MemoryBudget(4 << 20)
+    sessions = [(AnswerCache(whole=whole), CallHistory(whole)) for _ in range(1_000)]
     for turn in range(5):
         for number, (kept, calls) in enumerate(sessions):
             kept.keep({f"resp_{number}_{turn}": b"x" * 2_000, f"call_{number}_{turn}": "{}" * turn})
@@ -93,7 +93,7 @@ def test_a_thousand_sessions_hold_no_more_than_the_bound() -> None:
 
 
 async def test_a_long_prompt_is_remembered_until_its_session_ends(tmp_path: Path) -> None:
-    whole = Whole()
+    whole = MemoryBudget()
     sessions = Sessions(open_mode=True, out=tmp_path, fsync=False, grace=1, whole=whole)
     session = sessions.open("one", replicas=Replicas([]))
     session.prompt = Ids.of(range(100))

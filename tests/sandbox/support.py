@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sandbox.agents import Agent, Scene
-from sandbox.containers.base import Box, run
+from sandbox.agents import Agent, AgentRun
+from sandbox.containers.base import Sandbox, run
 from sandbox.rollouts.job import Options, Outcome, run_job
 from sandbox.rollouts.model_endpoint import Provider
 from sandbox.rollouts.progress import Progress
@@ -57,24 +57,24 @@ class ShellAgent:
         self.script, self.needs_model, self.user = script, needs_model, user
         self.said = ""
 
-    def install(self, box: Box) -> None:
+    def install(self, sandbox: Sandbox) -> None:
         pass
 
-    def act(self, scene: Scene) -> str:
-        scene.begin()
+    def act(self, agent_run: AgentRun) -> str:
+        agent_run.begin()
         done = run(
-            scene.box,
+            agent_run.sandbox,
             ["bash", "-c", self.script],
-            user=self.user or scene.prepared.user,
-            env=scene.env,
-            cwd=scene.prepared.workdir,
-            timeout=scene.left(),
+            user=self.user or agent_run.prepared.user,
+            env=agent_run.env,
+            cwd=agent_run.prepared.workdir,
+            timeout=agent_run.left(),
         )
         self.said = done.output
         if done.timed_out:
-            raise scene.out_of_time()
+            raise agent_run.out_of_time()
         if done.exit_code != 0:
-            raise scene.died(self.name, done)
+            raise agent_run.died(self.name, done)
         return "end_turn"
 
 
@@ -85,12 +85,12 @@ class ByTask(ShellAgent):
         super().__init__("")
         self.scripts, self.heard = scripts, dict[str, str]()
 
-    def act(self, scene: Scene) -> str:
-        one = ShellAgent(self.scripts[scene.task.name])
+    def act(self, agent_run: AgentRun) -> str:
+        one = ShellAgent(self.scripts[agent_run.task.name])
         try:
-            return one.act(scene)
+            return one.act(agent_run)
         finally:
-            self.heard[scene.task.name] = one.said
+            self.heard[agent_run.task.name] = one.said
 
 
 class Seen:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from sandbox.agents import Scene, acp
+from sandbox.agents import AgentRun, acp
 from sandbox.agents.trajectory import Trajectory
-from sandbox.containers.base import STDOUT, Box, file_archive, run
+from sandbox.containers.base import STDOUT, Sandbox, file_archive, run
 from sandbox.errors import AgentError
 from sandbox.scoring.hardening import SAFE_PATH, Prepared, Scan
 from tests.sandbox.support import Seen, attempt, make_task
@@ -79,19 +79,19 @@ class NoBox:
         return None
 
 
-def scene_of(tmp_path: Path, budget: float = 30.0, box: Any = None) -> Scene:
+def scene_of(tmp_path: Path, budget: float = 30.0, sandbox: Any = None) -> AgentRun:
     prepared = Prepared("agent", "/home/agent", "/app", SAFE_PATH, Scan(), {})
     trajectory = Trajectory(tmp_path / "acp_trajectory.jsonl")
     task = make_task(tmp_path)
-    return Scene(
-        box or NoBox(), task, prepared, "write 42 to answer.txt", None, {}, trajectory, tmp_path / "agent", budget
+    return AgentRun(
+        sandbox or NoBox(), task, prepared, "write 42 to answer.txt", None, {}, trajectory, tmp_path / "agent", budget
     )
 
 
 def test_the_recorded_conversation_becomes_a_trajectory(tmp_path: Path) -> None:
-    agent, scene = RecordedAgent(), scene_of(tmp_path)
-    assert acp.converse(scene, agent, name="pi-acp", model_id="capture/my-policy") == "end_turn"
-    scene.trajectory.save(now=True)
+    agent, agent_run = RecordedAgent(), scene_of(tmp_path)
+    assert acp.converse(agent_run, agent, name="pi-acp", model_id="capture/my-policy") == "end_turn"
+    agent_run.trajectory.save(now=True)
     events = [json.loads(line) for line in (tmp_path / "acp_trajectory.jsonl").read_text().splitlines()]
     assert [event["type"] for event in events] == ["user_message", "tool_call", "agent_message"]
     call = events[1]
@@ -99,7 +99,7 @@ def test_the_recorded_conversation_becomes_a_trajectory(tmp_path: Path) -> None:
     assert call["raw_input"] == {"command": "printf 42 > answer.txt"}
     assert call["content"][0]["content"]["text"] == "(no output)"
     assert events[2]["text"].startswith("Done: ")
-    assert scene.said_name == "pi-acp" and scene.trajectory.tool_calls == 1
+    assert agent_run.said_name == "pi-acp" and agent_run.trajectory.tool_calls == 1
 
 
 def test_what_we_ask_is_what_the_recording_asked(tmp_path: Path) -> None:
@@ -185,16 +185,16 @@ class FakeAcpAgent:
     def __init__(self, mode: str) -> None:
         self.mode = mode
 
-    def install(self, box: Box) -> None:
-        run(box, ["mkdir", "-p", "/opt/fake"])
-        box.put(file_archive("fake.py", FAKE.encode()), "/opt/fake")
+    def install(self, sandbox: Sandbox) -> None:
+        run(sandbox, ["mkdir", "-p", "/opt/fake"])
+        sandbox.put(file_archive("fake.py", FAKE.encode()), "/opt/fake")
 
-    def act(self, scene: Scene) -> str:
-        env = {"MODE": self.mode, "HOME": scene.prepared.home}
+    def act(self, agent_run: AgentRun) -> str:
+        env = {"MODE": self.mode, "HOME": agent_run.prepared.home}
         command = ["python3", "/opt/fake/fake.py"]
-        pipe = scene.box.open(command, user=scene.prepared.user, env=env, cwd=scene.prepared.workdir)
+        pipe = agent_run.sandbox.open(command, user=agent_run.prepared.user, env=env, cwd=agent_run.prepared.workdir)
         try:
-            return acp.converse(scene, pipe, name=self.name, hint="take a pair that works", handshake=2.0)
+            return acp.converse(agent_run, pipe, name=self.name, hint="take a pair that works", handshake=2.0)
         finally:
             pipe.close()
 

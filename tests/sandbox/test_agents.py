@@ -16,8 +16,8 @@ import pytest
 
 from sandbox.agents import (
     AGENTS,
+    AgentRun,
     Model,
-    Scene,
     acp,
     claude,
     codex,
@@ -32,7 +32,7 @@ from sandbox.agents import (
 )
 from sandbox.agents.trajectory import Trajectory
 from sandbox.containers import images
-from sandbox.containers.base import Box, file_archive, run
+from sandbox.containers.base import Sandbox, file_archive, run
 from sandbox.containers.docker import Container, Limits, connect
 from sandbox.errors import InstallError
 from sandbox.rollouts.job import Options, run_job
@@ -57,22 +57,22 @@ PROGRAMS = {
 }
 
 
-def scene_of(tmp_path: Path, **env: str) -> Scene:
+def scene_of(tmp_path: Path, **env: str) -> AgentRun:
     prepared = Prepared("agent", "/home/agent", "/app", SAFE_PATH, Scan(), {})
     model = Model("http://172.17.0.1:9/v1", 'key-with-"quotes"', "my-policy")
     trajectory = Trajectory(tmp_path / "acp_trajectory.jsonl")
-    box: Any = None
-    return Scene(box, make_task(tmp_path), prepared, "write", model, env, trajectory, tmp_path / "agent", 9.0)
+    sandbox: Any = None
+    return AgentRun(sandbox, make_task(tmp_path), prepared, "write", model, env, trajectory, tmp_path / "agent", 9.0)
 
 
 @pytest.mark.parametrize(("given", "window"), [({}, 128_000), ({"BENCHFLOW_CONTEXT_WINDOW": "32768"}, 32_768)])
 def test_each_agent_is_told_its_context(tmp_path: Path, given: dict[str, str], window: int) -> None:
-    scene = scene_of(tmp_path, **given)
-    provider: Any = pi.models(scene)["providers"]
+    agent_run = scene_of(tmp_path, **given)
+    provider: Any = pi.models(agent_run)["providers"]
     assert provider["benchflow"]["models"][0]["contextWindow"] == window
-    assert opencode.config(scene)["provider"]["benchflow"]["models"]["my-policy"]["limit"]["context"] == window
-    assert qwen.settings(scene)["model"]["generationConfig"]["contextWindowSize"] == window
-    told = tomllib.loads(codex.config(scene))
+    assert opencode.config(agent_run)["provider"]["benchflow"]["models"]["my-policy"]["limit"]["context"] == window
+    assert qwen.settings(agent_run)["model"]["generationConfig"]["contextWindowSize"] == window
+    told = tomllib.loads(codex.config(agent_run))
     assert told["model_context_window"] == window < told["model_auto_compact_token_limit"]
 
 
@@ -81,9 +81,9 @@ def test_a_context_that_is_no_number_is_not_told(tmp_path: Path) -> None:
 
 
 def test_codex_settings_are_toml_whatever_the_names_hold(tmp_path: Path) -> None:
-    scene = scene_of(tmp_path)
-    scene.model = Model("http://h:9/v1", "k", 'a "quoted" \\ name')
-    told = tomllib.loads(codex.config(scene))
+    agent_run = scene_of(tmp_path)
+    agent_run.model = Model("http://h:9/v1", "k", 'a "quoted" \\ name')
+    told = tomllib.loads(codex.config(agent_run))
     assert told["model"] == 'a "quoted" \\ name'
     assert told["model_providers"]["benchflow"]["wire_api"] == "responses"
 
@@ -165,14 +165,14 @@ class Misbehaving:
     name, needs_model, version = "misbehaving", True, None
     aliases: tuple[str, ...] = ()
 
-    def install(self, box: Box) -> None:
+    def install(self, sandbox: Sandbox) -> None:
         for path in PROGRAMS.values():
             folder, _, program = path.rpartition("/")
-            run(box, ["mkdir", "-p", folder])
-            box.put(file_archive(program, MISBEHAVES.encode(), mode=0o755), folder)
+            run(sandbox, ["mkdir", "-p", folder])
+            sandbox.put(file_archive(program, MISBEHAVES.encode(), mode=0o755), folder)
 
-    def act(self, scene: Scene) -> str:
-        return find_agent(scene.task.name.partition("--")[0]).act(scene)
+    def act(self, agent_run: AgentRun) -> str:
+        return find_agent(agent_run.task.name.partition("--")[0]).act(agent_run)
 
 
 def misbehave(folder: Path, modes: list[str], *, seconds: int) -> dict[tuple[str, str], Seen]:
@@ -219,18 +219,18 @@ def test_an_agent_that_misbehaves_is_ended_and_named(
 @pytest.mark.docker
 def test_a_package_that_cannot_be_had_or_brings_another_program_is_said(docker_client: object) -> None:
     """From a folder, so that no registry is asked: first one that is not there, then one without the program."""
-    box = Container.start(
+    sandbox = Container.start(
         connect(), "node:20-slim", name="benchflow-test-npm", limits=Limits(), labels={}, network="none"
     )
     try:
         with pytest.raises(InstallError, match=r"broken cannot be installed in this image: .*/nowhere"):
-            npm.install_packages(box, "broken", ("/nowhere",), ("broken",))
-        run(box, ["mkdir", "-p", "/srv"])
-        box.put(file_archive("package.json", b'{"name": "other", "version": "1.0.0"}'), "/srv")
+            npm.install_packages(sandbox, "broken", ("/nowhere",), ("broken",))
+        run(sandbox, ["mkdir", "-p", "/srv"])
+        sandbox.put(file_archive("package.json", b'{"name": "other", "version": "1.0.0"}'), "/srv")
         with pytest.raises(InstallError, match=r"/srv brought no program broken"):
-            npm.install_packages(box, "broken", ("/srv",), ("broken",))
+            npm.install_packages(sandbox, "broken", ("/srv",), ("broken",))
     finally:
-        box.remove()
+        sandbox.remove()
 
 
 @pytest.mark.docker

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from sandbox.agents.mini import Mini
 from sandbox.containers.base import run
-from sandbox.containers.local import LocalBox, LocalHouse
+from sandbox.containers.local import LocalPool, LocalSandbox
 from sandbox.demo import rollouts
 from sandbox.embedded_engine import EmbeddedEngine
 
@@ -38,26 +38,26 @@ def test_without_docker_the_loop_runs_in_plain_folders_and_says_so(
 
 
 def test_a_plain_folder_maps_a_tasks_paths_and_no_others() -> None:
-    box = LocalBox()
+    sandbox = LocalSandbox()
     try:
-        root = str(box.root)
-        assert box.mapped(b"cat /app/a /app, `/app/b` /applet /usr/app /logs/verifier") == (
+        root = str(sandbox.root)
+        assert sandbox.mapped(b"cat /app/a /app, `/app/b` /applet /usr/app /logs/verifier") == (
             f"cat {root}/app/a {root}/app, `{root}/app/b` /applet /usr/app {root}/logs/verifier".encode()
         )
-        box.make_ready()
-        done = run(box, ["sh", "-c", "cat > /app/x; echo done; pwd"], stdin=b"/app/y", cwd="/app")
+        sandbox.make_ready()
+        done = run(sandbox, ["sh", "-c", "cat > /app/x; echo done; pwd"], stdin=b"/app/y", cwd="/app")
         assert done.output == f"done\n{root}/app\n"
-        assert (box.root / "app" / "x").read_text() == f"{root}/app/y"
-        assert run(box, ["sh", "-c", "sleep 60"], timeout=0.2).timed_out
+        assert (sandbox.root / "app" / "x").read_text() == f"{root}/app/y"
+        assert run(sandbox, ["sh", "-c", "sleep 60"], timeout=0.2).timed_out
     finally:
-        box.remove()
-    assert not box.root.exists()
+        sandbox.remove()
+    assert not sandbox.root.exists()
 
 
 def test_a_plain_folders_house_cleans_up() -> None:
-    house = LocalHouse()
+    pool = LocalPool()
     task = rollouts.load_task(rollouts.TASK)
-    box = house.box(task, Mini(), "r")
-    assert isinstance(box, LocalBox) and (box.root / "opt" / "benchflow" / "mini_program.py").exists()
-    house.close()
-    assert not box.root.exists()
+    sandbox = pool.sandbox(task, Mini(), "r")
+    assert isinstance(sandbox, LocalSandbox) and (sandbox.root / "opt" / "benchflow" / "mini_program.py").exists()
+    pool.close()
+    assert not sandbox.root.exists()

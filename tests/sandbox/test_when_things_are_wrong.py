@@ -121,13 +121,13 @@ def test_a_prompt_that_outruns_its_budget_is_still_judged(judged: dict[str, Seen
 
 
 def test_the_message_of_the_default_budget_is_the_seeds(tmp_path: Path) -> None:
-    from sandbox.agents import Scene
+    from sandbox.agents import AgentRun
     from sandbox.agents.trajectory import Trajectory
 
     plan = Plan(job="j", agent=Nop(), provider=None)
-    scene = Scene.__new__(Scene)
-    scene.budget, scene.trajectory = plan.budget(make_task(tmp_path)), Trajectory(tmp_path / "t.jsonl")
-    assert str(scene.out_of_time()) == "Agent prompt exceeded wall-clock budget 900s"
+    agent_run = AgentRun.__new__(AgentRun)
+    agent_run.budget, agent_run.trajectory = plan.budget(make_task(tmp_path)), Trajectory(tmp_path / "t.jsonl")
+    assert str(agent_run.out_of_time()) == "Agent prompt exceeded wall-clock budget 900s"
 
 
 def test_a_flood_of_output_is_cut_and_the_rollout_goes_on(judged: dict[str, Seen]) -> None:
@@ -315,7 +315,7 @@ def test_two_jobs_of_one_name(tmp_path: Path) -> None:
     started = threading.Event()
 
     class Slow(Nop):
-        def act(self, scene: object) -> str:  # type: ignore[override]
+        def act(self, agent_run: object) -> str:  # type: ignore[override]
             started.set()
             time.sleep(1.5)
             return "end_turn"

@@ -137,10 +137,10 @@ def test_tokens_are_hovered_focused_and_coloured(page: Page, address: str, real:
     expect(card.locator("dd").first).to_have_text(str(choice["token_ids"][2]))
     page.wait_for_url(re.compile(rf"at={prompt + 2}\b"))
     expect(page.locator(".active")).to_have_attribute("aria-selected", "true")
-    box = page.locator(".strip-box")
+    sandbox = page.locator(".strip-box")
     for key, colour in (("2", "entropy"), ("3", "mask"), ("4", "call"), ("1", "logprob")):
         page.keyboard.press(key)
-        expect(box).to_have_attribute("data-colour", colour)
+        expect(sandbox).to_have_attribute("data-colour", colour)
     page.keyboard.press("l")
     least = min(range(len(choice["logprobs"])), key=lambda place: choice["logprobs"][place])
     expect(page.locator(".active")).to_have_attribute("data-at", str(prompt + least))

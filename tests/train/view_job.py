@@ -10,7 +10,7 @@ from typing import Any
 from capture.journal.layout import JOURNAL
 from proxy import ProxyThread, Settings
 from sandbox.agents import find_agent
-from sandbox.containers.local import LocalHouse
+from sandbox.containers.local import LocalPool
 from sandbox.demo.captures import WRITE_TOOL, official_client
 from sandbox.demo.rollouts import SYSTEM, TASK
 from sandbox.embedded_engine import EmbeddedEngine
@@ -43,7 +43,7 @@ def demo_job(jobs: Path, engine: EmbeddedEngine, trials: int, *, steps: int = 2)
         sampling={"temperature": 1.0},
     )
     options = Options(jobs_dir=jobs, trials=trials, concurrency=3)
-    run_job(plan, [load_task(TASK)], options, Progress(), make_house=lambda *_: LocalHouse())
+    run_job(plan, [load_task(TASK)], options, Progress(), make_house=lambda *_: LocalPool())
     return jobs
 
 

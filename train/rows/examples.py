@@ -14,7 +14,7 @@ from train.rollouts.rollouts import Rollout
 from train.rows.branches import Followed, branch_lines, last_line, usable
 from train.rows.formats import Exchange, Format, Origin, Tokens
 from train.rows.skip_reasons import Tally
-from train.tokens.call_summary import Heard
+from train.tokens.call_summary import CallSummary
 from train.tokens.rollout_tokens import RolloutTokens, read_tokens
 from train.tokens.sampling import not_plain, sentence
 
@@ -166,7 +166,7 @@ def _sequences(tokens: RolloutTokens, wanted: Wanted, tally: Tally) -> list[Toke
     return kept
 
 
-def _one_call(call: Heard, tokens: RolloutTokens, tally: Tally) -> TokenSequence | None:
+def _one_call(call: CallSummary, tokens: RolloutTokens, tally: Tally) -> TokenSequence | None:
     """A call as a sequence of its own: its prompt, and the choice that the agent went on with."""
     if not call.answered:
         tally.leave_out("provider_error" if call.outcome == "error" else "interrupted")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from capture.breaks.breaks import Break, Decoder, Told
+from capture.breaks.breaks import Break, CallView, Decoder
 from capture.breaks.diagnosis import diagnose
 from capture.breaks.lineage import predecessor
 from capture.journal.journal import Call, JournalReader
@@ -18,11 +18,11 @@ from capture.sequences.threads import Placement
 from train.rollouts.messages import NotChat, answer_of, chat_of
 
 if TYPE_CHECKING:
-    from train.tokens.call_summary import Heard
+    from train.tokens.call_summary import CallSummary
 
 
 def find_breaks(
-    calls: Sequence[Heard],
+    calls: Sequence[CallSummary],
     placements: dict[int, Placement],
     forgiven: set[int],
     journal: JournalReader | None,
@@ -34,9 +34,9 @@ def find_breaks(
     breaks: list[Break] = []
     dropped: dict[int, int] = {}
     by_number = {call.number: call for call in calls}
-    told: dict[int, Told] = {}
+    told: dict[int, CallView] = {}
 
-    def tell(call: Heard) -> Told:
+    def tell(call: CallSummary) -> CallView:
         if call.number not in told:
             told[call.number] = _told(call, placements, journal)
         return told[call.number]
@@ -64,7 +64,10 @@ def find_breaks(
 
 
 def saved(
-    calls: Sequence[Heard], placements: dict[int, Placement], journal: JournalReader | None, decoder: Decoder | None
+    calls: Sequence[CallSummary],
+    placements: dict[int, Placement],
+    journal: JournalReader | None,
+    decoder: Decoder | None,
 ) -> Iterator[Break]:
     """The breaks that there would have been without token-in: each bridged call's prompt as its messages render it,
     against that of the call before, rendered likewise, and what that sampled.
@@ -85,7 +88,7 @@ def saved(
             yield diagnose(before, replace(_told(call, placements, journal), prompt=said.rendered), decoder)
 
 
-def retried(calls: Sequence[Heard], journal: JournalReader | None) -> set[int]:
+def retried(calls: Sequence[CallSummary], journal: JournalReader | None) -> set[int]:
     """Numbers of calls that failed and were answered when they were made again: they count for nothing.
 
     The proxy says which call is made again (`retry_of`); in BenchFlow's logs it is the one with the same messages.
@@ -96,7 +99,7 @@ def retried(calls: Sequence[Heard], journal: JournalReader | None) -> set[int]:
     by_number = {call.number: call for call in calls}
     forgiven: set[int] = set()
     for call in calls:
-        at: Heard | None = call
+        at: CallSummary | None = call
         while call.answered and at is not None and at.retry_of is not None and at.retry_of not in forgiven:
             at = by_number.get(at.retry_of)
             if at is not None and not at.answered:
@@ -111,18 +114,18 @@ def retried(calls: Sequence[Heard], journal: JournalReader | None) -> set[int]:
     return forgiven
 
 
-def _fingerprint(journal: JournalReader, call: Heard) -> bytes:
+def _fingerprint(journal: JournalReader, call: CallSummary) -> bytes:
     body = journal.at(call.line, call.offset).request_body
     told = {name: body.get(name) for name in ("messages", "input", "prompt", "tools")}
     return hashlib.sha256(orjson.dumps(told, option=orjson.OPT_SORT_KEYS, default=str)).digest()
 
 
-def _told(call: Heard, placements: dict[int, Placement], journal: JournalReader | None) -> Told:
+def _told(call: CallSummary, placements: dict[int, Placement], journal: JournalReader | None) -> CallView:
     """One side of a break, from the call's line."""
     capture = call.capture
     prompt = capture.prompt_token_ids if capture is not None else None
     if journal is None:
-        return Told(call.number, prompt or Ids(b""))
+        return CallView(call.number, prompt or Ids(b""))
     line = journal.at(call.line, call.offset)
     position = _followed(call, placements)
     choice = capture.completions[position] if capture is not None and position < len(capture.completions) else None
@@ -130,7 +133,7 @@ def _told(call: Heard, placements: dict[int, Placement], journal: JournalReader 
     usage = answer_of(line).get("usage")
     counted = usage.get("completion_tokens") if isinstance(usage, dict) else None
     single = capture is not None and len(capture.completions) == 1
-    return Told(
+    return CallView(
         call=call.number,
         prompt=prompt or Ids(b""),
         sampled=(choice.token_ids if choice is not None else None) or Ids(b""),
@@ -145,7 +148,7 @@ def _told(call: Heard, placements: dict[int, Placement], journal: JournalReader 
     )
 
 
-def _followed(call: Heard, placements: dict[int, Placement]) -> int:
+def _followed(call: CallSummary, placements: dict[int, Placement]) -> int:
     """The choice that a later call continues; the first where none does."""
     return next((one.choice for one in placements.values() if one.parent == call.number and one.choice), 0)
 

@@ -22,7 +22,7 @@ NOT_MERGED = "a conversation's calls could not be merged into one sequence"
 
 
 @dataclass(slots=True)
-class Heard:
+class CallSummary:
     """What is kept of a call when its line has passed. Its messages are read again only where something broke."""
 
     number: int
@@ -56,7 +56,7 @@ class Heard:
 
 def summarize(
     rollout: Rollout,
-    calls: Sequence[Heard],
+    calls: Sequence[CallSummary],
     placements: dict[int, Placement],
     segments: Sequence[TokenSequence],
     breaks: Sequence[Break],
@@ -110,7 +110,7 @@ def summarize(
     return summary
 
 
-def _token_in(calls: Sequence[Heard]) -> dict[str, Any] | None:
+def _token_in(calls: Sequence[CallSummary]) -> dict[str, Any] | None:
     """How many prompts were made of ids that were held, and why the others were not; None where token-in was off."""
     told = [call.token_in for call in calls if call.token_in is not None]
     if not told:
@@ -126,7 +126,7 @@ def _extends(placement: Placement) -> bool:
     return placement.parent is not None or bool(placement.ambiguous)
 
 
-def _status(calls: Sequence[Heard]) -> str:
+def _status(calls: Sequence[CallSummary]) -> str:
     if not calls:
         return "no_gateway_capture"
     off = all(call.capture is None or _was_off(call.capture) for call in calls)
@@ -137,7 +137,7 @@ def _was_off(capture: TokenCapture) -> bool:
     return bool(capture.unavailable) and all(why.code == "capture_off" for why in capture.unavailable.values())
 
 
-def _unavailable(calls: Sequence[Heard]) -> dict[str, int]:
+def _unavailable(calls: Sequence[CallSummary]) -> dict[str, int]:
     """`field:reason` (BenchFlow) -> in how many calls."""
     found: Counter[str] = Counter()
     for call in calls:
@@ -152,11 +152,11 @@ def _unavailable(calls: Sequence[Heard]) -> dict[str, int]:
 
 def _reason(
     rollout: Rollout,
-    calls: Sequence[Heard],
-    counted: Sequence[Heard],
-    complete: Sequence[Heard],
+    calls: Sequence[CallSummary],
+    counted: Sequence[CallSummary],
+    complete: Sequence[CallSummary],
     breaks: Sequence[Break],
-    ambiguous: Sequence[Heard],
+    ambiguous: Sequence[CallSummary],
     problems: Sequence[str],
 ) -> str | None:
     status = _status(calls)
@@ -188,7 +188,7 @@ def _reason(
     return None
 
 
-def _why_incomplete(call: Heard) -> str:
+def _why_incomplete(call: CallSummary) -> str:
     if call.unreadable is not None:
         return f"call {call.number}: {call.unreadable}"
     if call.capture is None:
@@ -197,7 +197,7 @@ def _why_incomplete(call: Heard) -> str:
     return f"call {call.number}: " + ("it has no choice" if why is None else why.detail or why.code)
 
 
-def _sampling(calls: Sequence[Heard]) -> list[dict[str, Any]]:
+def _sampling(calls: Sequence[CallSummary]) -> list[dict[str, Any]]:
     """One entry for each way the agent's calls were sampled: which calls, the parameters, what is not plain."""
     found: list[dict[str, Any]] = []
     for call in calls:

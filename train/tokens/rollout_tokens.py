@@ -16,7 +16,7 @@ from capture.sequences.sequences import TRAINABLE_KINDS, Span, TokenSequence, Tu
 from capture.sequences.threads import Placement, Threads
 from train.rollouts.rollouts import Rollout
 from train.tokens.break_evidence import find_breaks, retried
-from train.tokens.call_summary import Heard, summarize
+from train.tokens.call_summary import CallSummary, summarize
 from train.tokens.sampling import not_plain, sampling_of
 
 
@@ -28,7 +28,7 @@ class RolloutTokens:
     empty otherwise. `segment_notes` has one dict a segment: what a record says of it besides its tokens.
     """
 
-    calls: list[Heard]
+    calls: list[CallSummary]
     segments: list[TokenSequence]
     breaks: list[Break]
     coverage: dict[str, Any]
@@ -128,7 +128,7 @@ def _calls(rollout: Rollout, problems: list[str]) -> Iterator[Call]:
         rollout.warn(f"{rollout.journal}: {problem.what}")
 
 
-def _hear(call: Call, on_call: Callable[[Call], None] | None) -> Heard:
+def _hear(call: Call, on_call: Callable[[Call], None] | None) -> CallSummary:
     if on_call is not None:
         on_call(call)
     capture, unreadable = None, None
@@ -137,7 +137,7 @@ def _hear(call: Call, on_call: Callable[[Call], None] | None) -> Heard:
     except RecordError as error:
         unreadable = str(error)
     version, retry_of = call.metadata.get("policy_version"), call.metadata.get("retry_of")
-    return Heard(
+    return CallSummary(
         number=call.number,
         line=call.line,
         offset=call.offset,
@@ -160,14 +160,14 @@ def _token_in(call: Call) -> TokenIn | None:
     return told if told is None or told.rendered is None else replace(told, rendered=Ids(b""))
 
 
-def _turn(call: Heard) -> Turn | None:
+def _turn(call: CallSummary) -> Turn | None:
     if not call.complete or call.capture is None or call.capture.prompt_token_ids is None:
         return None
     prompt = call.capture.prompt_token_ids
     return Turn(call.number, call.line, prompt, call.capture.completions, call.kind, call.policy_version)
 
 
-def _place(calls: Sequence[Heard]) -> dict[int, Placement]:
+def _place(calls: Sequence[CallSummary]) -> dict[int, Placement]:
     threads = Threads()
     for call in calls:
         if (turn := _turn(call)) is not None:
@@ -175,7 +175,7 @@ def _place(calls: Sequence[Heard]) -> dict[int, Placement]:
     return threads.placements
 
 
-def _several(calls: Sequence[Heard]) -> list[TokenSequence]:
+def _several(calls: Sequence[CallSummary]) -> list[TokenSequence]:
     """A completions call of several prompts: each is a sequence of its own."""
     made: list[TokenSequence] = []
     for call in calls:
@@ -200,7 +200,7 @@ def _several(calls: Sequence[Heard]) -> list[TokenSequence]:
     return made
 
 
-def _name_kinds(calls: Sequence[Heard], placements: dict[int, Placement], again: JournalReader) -> None:
+def _name_kinds(calls: Sequence[CallSummary], placements: dict[int, Placement], again: JournalReader) -> None:
     """A call's kind: what its writer called it; one without tools beside others with them is a helper; what continues
     a call is of its kind; where no call offers tools the rollout is a chat (BenchFlow's words).
     """
@@ -219,7 +219,7 @@ def _name_kinds(calls: Sequence[Heard], placements: dict[int, Placement], again:
             call.kind = "agent" if tools[call.number] else "helper"
 
 
-def _parent(call: Heard, placements: dict[int, Placement]) -> int | None:
+def _parent(call: CallSummary, placements: dict[int, Placement]) -> int | None:
     placement = placements.get(call.number)
     return None if placement is None else placement.parent
 

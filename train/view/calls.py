@@ -12,7 +12,7 @@ from capture.journal.layout import RolloutDir
 from train.errors import BadInput
 from train.rollouts.messages import Chat, NotChat, chat_of
 from train.rollouts.rollouts import read_result
-from train.tokens.call_summary import Heard
+from train.tokens.call_summary import CallSummary
 from train.tokens.coverage import sampling_told
 from train.view.rollout_cache import Reading
 from train.view.token_strips import shown_token
@@ -73,7 +73,7 @@ def _timing(reading: Reading) -> dict[str, Any]:
     return {name: value for name, value in (found or {}).items() if isinstance(value, int | float)}
 
 
-def _call_row(reading: Reading, call: Heard) -> dict[str, Any]:
+def _call_row(reading: Reading, call: CallSummary) -> dict[str, Any]:
     facts, placement = reading.facts[call.line], reading.tokens.placements.get(call.number)
     capture = call.capture
     unavailable = capture.unavailable if capture is not None else {}
@@ -208,7 +208,7 @@ def _chat(call: Call) -> tuple[Chat | None, dict[str, Any] | None]:
         return None, {"prompt": prompt, "texts": texts} if prompt is not None or texts else None
 
 
-def _before(reading: Reading, call: Heard) -> Heard | None:
+def _before(reading: Reading, call: CallSummary) -> CallSummary | None:
     """The call whose messages this one most likely goes on from."""
     placement = reading.tokens.placements.get(call.number)
     if placement is not None and placement.parent is not None:

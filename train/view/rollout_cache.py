@@ -12,7 +12,7 @@ from capture.breaks.breaks import Decoder
 from capture.journal.journal import Call
 from train.rollouts.messages import replies_of
 from train.rollouts.rollouts import Rollout
-from train.tokens.call_summary import Heard
+from train.tokens.call_summary import CallSummary
 from train.tokens.rollout_tokens import RolloutTokens, read_tokens
 from train.tokens.tokenizer import decoder_of
 from train.view.id_text import Vocabulary
@@ -49,7 +49,7 @@ class Reading:
     facts: dict[int, CallFacts]
     vocabulary: Vocabulary
 
-    def call(self, number: int) -> Heard | None:
+    def call(self, number: int) -> CallSummary | None:
         return next((call for call in self.tokens.calls if call.number == number), None)
 
 

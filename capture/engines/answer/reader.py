@@ -14,7 +14,7 @@ from capture.engines.answer.fast_chunk import MUTED, Parts, opening, parts
 from capture.record import Completion, Ids, TokenCapture
 
 if TYPE_CHECKING:
-    from capture.engines.base import Ask, Engine
+    from capture.engines.base import Engine, UpstreamRequest
 
 CHAT: Final = "openai-chat"
 COMPLETIONS: Final = "openai-completions"
@@ -27,7 +27,7 @@ _PROMPT_KEYS: Final = (b'"prompt_token_ids":', b'"input_ids":')
 class Reader:
     """Give it the answer's events, or its whole body; then ask it for the record."""
 
-    def __init__(self, engine: Engine, wire: str, body: dict[str, Any], ask: Ask) -> None:
+    def __init__(self, engine: Engine, wire: str, body: dict[str, Any], ask: UpstreamRequest) -> None:
         self.engine = engine
         self.wire = wire
         self.request = body

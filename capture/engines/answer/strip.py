@@ -10,7 +10,7 @@ _WITH_IDS: Final = ID_KEYS | NESTED
 _EXT_KEYS: Final = ("input_ids", "output_ids")
 
 
-class Hide(NamedTuple):
+class ResponseFilter(NamedTuple):
     """What the agent did not ask for, and so does not get.
 
     `nulls` are the keys that an answer nobody asked anything of carries with null: they are set to null, not taken
