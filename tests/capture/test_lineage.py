@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from capture.breaks.breaks import Told
+from capture.breaks.breaks import CallView
 from capture.breaks.lineage import predecessor
 from capture.record import Ids
 
@@ -20,14 +20,14 @@ def says(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
 
-def told(call: int, prompt: list[int], messages: list[Message] | None, reply: Message | None = None) -> Told:
-    return Told(call, Ids.of(prompt), Ids.of([90 + call]), messages=messages, reply=reply)
+def told(call: int, prompt: list[int], messages: list[Message] | None, reply: Message | None = None) -> CallView:
+    return CallView(call, Ids.of(prompt), Ids.of([90 + call]), messages=messages, reply=reply)
 
 
 FIRST = told(0, [1, 2, 3], [SYSTEM, TASK], says("I write it."))
 
 
-def follows(call: Told, *earlier: Told) -> int | None:
+def follows(call: CallView, *earlier: CallView) -> int | None:
     found = predecessor(call, earlier or [FIRST])
     return None if found is None else found.call
 
@@ -78,5 +78,5 @@ def test_a_summary_of_an_earlier_reply_follows_it() -> None:
         ("no messages and other tokens", told(1, [6, 7], None)),
     ],
 )
-def test_what_begins_something_of_its_own_follows_nothing(name: str, call: Told) -> None:
+def test_what_begins_something_of_its_own_follows_nothing(name: str, call: CallView) -> None:
     assert follows(call) is None, name

@@ -23,8 +23,8 @@ from sandbox.agents import (
     codex,
     find_agent,
     gemini,
+    install_npm,
     mini_swe,
-    npm,
     opencode,
     pi,
     qwen,
@@ -224,11 +224,11 @@ def test_a_package_that_cannot_be_had_or_brings_another_program_is_said(docker_c
     )
     try:
         with pytest.raises(InstallError, match=r"broken cannot be installed in this image: .*/nowhere"):
-            npm.install_packages(sandbox, "broken", ("/nowhere",), ("broken",))
+            install_npm.install_packages(sandbox, "broken", ("/nowhere",), ("broken",))
         run(sandbox, ["mkdir", "-p", "/srv"])
         sandbox.put(file_archive("package.json", b'{"name": "other", "version": "1.0.0"}'), "/srv")
         with pytest.raises(InstallError, match=r"/srv brought no program broken"):
-            npm.install_packages(sandbox, "broken", ("/srv",), ("broken",))
+            install_npm.install_packages(sandbox, "broken", ("/srv",), ("broken",))
     finally:
         sandbox.remove()
 

@@ -102,7 +102,7 @@ def test_a_key_is_asked_for_and_stays_off_the_command_line() -> None:
 @pytest.mark.engine
 def test_the_engine_dies_with_a_killed_parent() -> None:
     script = (
-        "import time; from sandbox.engine import EmbeddedEngine\n"
+        "import time; from sandbox.embedded_engine import EmbeddedEngine\n"
         "engine = EmbeddedEngine(slots=1, n_ctx=512, threads=1).start(); print(engine.pid, flush=True); time.sleep(60)"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, cwd=ROOT, text=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from capture.breaks.breaks import Told
+from capture.breaks.breaks import CallView
 from capture.record import Ids
 from tests.train.smollm import encode, smollm
 
@@ -23,8 +23,8 @@ IM_END, END_OF_TEXT, IMAGE = 2, 0, 6
 class Case:
     name: str
     cause: str
-    before: Told
-    after: Told
+    before: CallView
+    after: CallView
 
 
 def render(
@@ -100,10 +100,10 @@ def before(
     tools: list[Any] | None = None,
     finish: str = "stop",
     **more: Any,
-) -> Told:
+) -> CallView:
     prompt = more.pop("prompt", None) or encode(render(messages, tools, **more.pop("options", {})))
     tokens = [smollm().decode([one], skip_special_tokens=False) for one in sampled]
-    return Told(
+    return CallView(
         call=0, prompt=Ids.of(prompt), sampled=Ids.of(sampled), messages=copy.deepcopy(messages), tools=tools,
         reply=reply, finish_reason=finish, tokens=tokens, **more,
     )  # fmt: skip
@@ -111,9 +111,9 @@ def before(
 
 def after(
     messages: list[Message], tools: list[Any] | None = None, prompt: list[int] | None = None, **options: Any
-) -> Told:
+) -> CallView:
     ids = prompt if prompt is not None else encode(render(messages, tools, **options))
-    return Told(call=1, prompt=Ids.of(ids), messages=copy.deepcopy(messages), tools=tools)
+    return CallView(call=1, prompt=Ids.of(ids), messages=copy.deepcopy(messages), tools=tools)
 
 
 def spelled(text: str, *words: str) -> list[int]:
