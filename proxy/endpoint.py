@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from proxy.calls.reply_bytes import JSON_HEADERS
 from proxy.dialects.base import Dialect
 from proxy.errors import FAILED, Refusal, error_body
 from proxy.http.client_request import AgentLeft, ClientRequest
+from proxy.http.headers import JSON_HEADERS
 from proxy.sessions.registry import Session, Sessions
 
 log = logging.getLogger("proxy")

@@ -18,7 +18,6 @@ from starlette.types import ASGIApp
 from proxy.admin.metrics import Metrics
 from proxy.calls.handlers import CHAT, COMPLETIONS, ByPath, Relay, Translated
 from proxy.calls.models import CountTokens, Models
-from proxy.calls.reply_bytes import JSON_HEADERS
 from proxy.dialects.anthropic.dialect import Messages
 from proxy.dialects.base import Dialect
 from proxy.dialects.gemini.dialect import PREFIXES, Gemini
@@ -26,6 +25,7 @@ from proxy.dialects.responses.dialect import Responses
 from proxy.errors import ProxyError, Refusal, SessionError, SettingsError, error_body
 from proxy.http.client_request import ClientRequest
 from proxy.http.connection import Handler
+from proxy.http.headers import JSON_HEADERS
 from proxy.http.target import parse_target
 from proxy.sessions.registry import Defaults, Session, Sessions
 from proxy.settings import Settings, check_engine, check_key, check_token_in, check_top_logprobs

@@ -12,9 +12,17 @@ from urllib.parse import urlsplit
 
 from capture.token_in.bridge import MODES
 from proxy.errors import SettingsError
-from proxy.upstream.client import Timeouts
 
 ENGINES = ("auto", "vllm", "sglang", "llamacpp", "other")
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds: to connect, to the head of the answer, between two pieces of its body."""
+
+    connect: float = 10.0
+    first_byte: float = 600.0
+    idle: float = 300.0
 
 
 @dataclass(slots=True)

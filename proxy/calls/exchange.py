@@ -20,9 +20,7 @@ from capture.record import TokenCapture
 from capture.sse import Decoder, Event
 from proxy.calls.journal_line import journal_line
 from proxy.calls.reply_bytes import (
-    JSON_HEADERS,
     KEEP_ALIVE,
-    SSE_HEADERS,
     is_event_stream,
     loads,
     one_event,
@@ -33,8 +31,9 @@ from proxy.calls.request_body import Request
 from proxy.calls.upstream_call import REQUEST_ID, Route, UpstreamCall
 from proxy.errors import FAILED, Refusal, UpstreamBroke, UpstreamError, error_body
 from proxy.http.client_request import AgentLeft, ClientRequest, reply_headers
+from proxy.http.headers import JSON_HEADERS, SSE_HEADERS, Headers
 from proxy.sessions.registry import Session
-from proxy.upstream.client import Headers, Response
+from proxy.upstream.client import Response
 
 log = logging.getLogger("proxy")
 

@@ -16,8 +16,8 @@ from capture.journal.redact import redact, redact_text, secrets_seen
 from capture.record import FIELDS, TokenCapture, Unavailable
 from capture.unavailable import why
 from proxy.calls.request_body import Request
+from proxy.http.headers import Headers
 from proxy.sessions.registry import Session
-from proxy.upstream.client import Headers
 from proxy.upstream.replicas import Replica
 
 #: orjson writes 254 levels and reads 1024; nothing that is stored is nested deeper than this.

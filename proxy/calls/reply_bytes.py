@@ -7,10 +7,8 @@ from typing import Any
 
 import orjson
 
-from proxy.upstream.client import Headers
+from proxy.http.headers import Headers
 
-SSE_HEADERS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
-JSON_HEADERS: Headers = [(b"content-type", b"application/json")]
 KEEP_ALIVE = b": keep-alive\n\n"
 
 

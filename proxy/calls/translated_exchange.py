@@ -12,7 +12,7 @@ from capture.record import TokenCapture
 from capture.sse import Event
 from proxy.calls.exchange import Exchange
 from proxy.calls.journal_line import In, journal_line
-from proxy.calls.reply_bytes import JSON_HEADERS, SSE_HEADERS, error_text, loads
+from proxy.calls.reply_bytes import error_text, loads
 from proxy.calls.request_body import Request
 from proxy.calls.upstream_call import Route
 from proxy.dialects.base import Dialect, Reply
@@ -20,8 +20,9 @@ from proxy.dialects.base import Translated as Translation
 from proxy.dialects.chat import dumps
 from proxy.errors import Refusal, UpstreamBroke, UpstreamError
 from proxy.http.client_request import ClientRequest, reply_headers
+from proxy.http.headers import JSON_HEADERS, SSE_HEADERS, Headers
 from proxy.sessions.registry import Session
-from proxy.upstream.client import Headers, Response
+from proxy.upstream.client import Response
 
 NOT_OBJECT = "the request's body is no JSON object"
 NO_CHAT = "the engine's answer is no chat completion"

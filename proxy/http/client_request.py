@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from proxy.errors import Refusal
 from proxy.http.decompress import CODINGS, Inflate
-from proxy.upstream.client import Headers
+from proxy.http.headers import Headers
 
 if TYPE_CHECKING:
     from proxy.http.connection import Connection

@@ -16,10 +16,9 @@ from typing import Any, cast
 
 import httptools
 
-from proxy.calls.reply_bytes import JSON_HEADERS
 from proxy.errors import FAILED, Refusal, error_body
 from proxy.http.client_request import ClientRequest
-from proxy.upstream.client import Headers
+from proxy.http.headers import JSON_HEADERS, Headers
 
 log = logging.getLogger("proxy")
 

@@ -1,29 +1,18 @@
 """What the proxy knows of a client of an engine: it sends a request, and hands on the answer's bytes as they arrive.
 
-`upstream_pool.py` is the one that calls engines; a hosted one (`hosted.py`) has its own.
+`pool.py` calls engines over plain HTTP; `httpx_client.py` calls hosted APIs over TLS.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from proxy.errors import UpstreamBroke
-
-Headers = list[tuple[bytes, bytes]]
+from proxy.http.headers import Headers
 
 #: An answer read whole is at most this large; a compressed one of a few MiB could otherwise take all memory.
 LARGEST = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Seconds: to connect, to the first byte of the answer, between two pieces of it."""
-
-    connect: float = 10.0
-    first_byte: float = 600.0
-    idle: float = 300.0
 
 
 class Response(Protocol):

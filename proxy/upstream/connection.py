@@ -18,7 +18,9 @@ import httptools
 
 from proxy.errors import UpstreamBroke, UpstreamTimeout
 from proxy.http.decompress import CODINGS, Inflate
-from proxy.upstream.client import Headers, Timeouts, read_all
+from proxy.http.headers import Headers
+from proxy.settings import Timeouts
+from proxy.upstream.client import read_all
 
 #: A timer that comes so much later than it was set for says that the process was stopped, or had no CPU.
 LATE = 0.5

@@ -9,7 +9,9 @@ from http.cookiejar import DefaultCookiePolicy
 import httpx
 
 from proxy.errors import UpstreamBroke, UpstreamTimeout, UpstreamUnreachable
-from proxy.upstream.client import Headers, Timeouts, read_all
+from proxy.http.headers import Headers
+from proxy.settings import Timeouts
+from proxy.upstream.client import read_all
 
 
 class HostedClient:

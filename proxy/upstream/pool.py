@@ -11,7 +11,9 @@ from collections import deque
 from urllib.parse import urlsplit
 
 from proxy.errors import UpstreamBroke, UpstreamUnreachable
-from proxy.upstream.client import Headers, Response, Timeouts
+from proxy.http.headers import Headers
+from proxy.settings import Timeouts
+from proxy.upstream.client import Response
 from proxy.upstream.connection import Connection
 
 #: Uvicorn, in front of vLLM and SGLang, closes a connection that was idle for 5 s; one of ours is dropped well before.

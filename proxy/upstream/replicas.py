@@ -16,8 +16,9 @@ from capture.engines import detect, engine, sampling_defaults
 from capture.engines.base import Engine, Question, Reader
 from proxy.dialects.chat import dumps
 from proxy.errors import UpstreamError
-from proxy.settings import upstream_base
-from proxy.upstream.client import Client, Headers, Timeouts
+from proxy.http.headers import Headers
+from proxy.settings import Timeouts, upstream_base
+from proxy.upstream.client import Client
 from proxy.upstream.pool import HttpClient
 
 T = TypeVar("T")

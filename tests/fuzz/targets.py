@@ -36,7 +36,7 @@ from proxy.dialects.base import Dialect
 from proxy.dialects.responses.dialect import Responses
 from proxy.errors import Refusal, UpstreamBroke, UpstreamTimeout
 from proxy.sessions.answer_cache import Kept
-from proxy.upstream.client import Timeouts
+from proxy.settings import Timeouts
 from proxy.upstream.connection import Connection
 from proxy.upstream.pool import HttpClient
 from tests.fuzz.strange import STREAMS, VALUES, WHOLE, bent, changed, cuts

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from proxy.errors import UpstreamBroke, UpstreamTimeout, UpstreamUnreachable
-from proxy.upstream.client import Timeouts
+from proxy.settings import Timeouts
 from proxy.upstream.httpx_client import HostedClient
 from tests.proxy.conftest import Started
 from tests.proxy.fake_engine import SSE_HEAD, Cut, FakeEngine, Seen, answers, chunk, streams

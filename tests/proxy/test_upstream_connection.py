@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from proxy.errors import UpstreamBroke
-from proxy.upstream.client import Timeouts
+from proxy.settings import Timeouts
 from proxy.upstream.connection import Connection
 
 OK = b"HTTP/1.1 200 OK\r\n"
