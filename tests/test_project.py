@@ -184,25 +184,38 @@ def test_the_reference_is_what_the_commands_say() -> None:
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_link_into_the_repository_leads_somewhere(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
-    headings = {anchor(line) for line in re.findall(r"^#+ (.*)$", text, re.M)}
     broken = []
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         path, _, fragment = link.partition("#")
         if "://" in link:
             continue
-        if path and not ((ROOT / document).parent / path).exists():
-            broken.append(link)
-        if not path and fragment not in headings:
+        target = (ROOT / document).parent / path if path else ROOT / document
+        if not target.exists() or (fragment and fragment not in headings(target)):
             broken.append(link)
     assert not broken
 
 
+def headings(document: Path) -> set[str]:
+    return {anchor(line) for line in re.findall(r"^#+ (.*)$", document.read_text(encoding="utf-8"), re.M)}
+
+
+def test_the_layout_names_files_that_exist() -> None:
+    """Each path in backticks, but for the NAMEs of its recipes; and each question is answered by one."""
+    text = (ROOT / "docs/layout.md").read_text(encoding="utf-8")
+    paths = [path for path in re.findall(r"`([\w./]+/[\w./]*)`", text) if "NAME" not in path]
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    answers = text.partition("## Where is …?")[2].partition("\n## ")[0].splitlines()[4:]
+    questions = [line for line in answers if line.startswith("|")]
+    assert len(questions) == 12
+    assert [line for line in questions if not re.search(r"\| `[\w./]+/[\w./]*`", line)] == []
+
+
 def test_the_troubleshooting_table_quotes_messages_that_are_really_said() -> None:
-    """Each quoted message, cut at its first `…`, stands in the code (strings broken over lines are joined)."""
+    """The longest piece of each quoted message between `…` is in the code (strings broken over lines are joined)."""
     rooms = ("capture", "proxy", "sandbox", "train")
     sources = [ROOT / "Makefile", ROOT / "tests/conftest.py", *(p for room in rooms for p in modules(room))]
     code = "".join(re.sub(r'"\s*\n\s*f?"', "", path.read_text(encoding="utf-8")) for path in sources)
-    table = (ROOT / "README.md").read_text().partition("## When something is wrong")[2].partition("\n## ")[0]
+    table = (ROOT / "docs/troubleshooting.md").read_text().partition("## Messages")[2].partition("\n## ")[0]
     quoted = re.findall(r"^\| `([^`]+)`", table, re.M)
     missing = [message for message in quoted if max(message.split("…"), key=len).strip() not in code]
     assert quoted and not missing
