@@ -14,11 +14,12 @@ from typing import Annotated
 import typer
 
 from capture.token_in.bridge import MODES_HELP
-from proxy.calls.request_body import misspelt_sampling
+from proxy.env import read_capture, read_top_logprobs
 from proxy.errors import ProxyError, SettingsError
 from proxy.runtime.fd_limits import say_when_none_are_left
 from proxy.runtime.logs import log_to_stderr
 from proxy.runtime.memory import start_gc_timer, trim_malloc
+from proxy.sampling import misspelt_sampling
 from proxy.server import quiet_garbage, run, serve
 from proxy.sessions.registry import say_stopped
 from proxy.settings import Settings
@@ -146,8 +147,8 @@ def proxy(
             probe=probe,
             buffered=buffered,
             fsync=fsync,
-            capture=capture_wanted(os.environ),
-            top_logprobs=top_logprobs(os.environ),
+            capture=read_capture(os.environ, default=True),
+            top_logprobs=read_top_logprobs(os.environ),
             token_in=token_in,
             policy_version=policy_version or None,
             sampling=_sampling(sampling),
@@ -198,28 +199,6 @@ async def _serve(settings: Settings) -> None:
         await stop.wait()
         log.info("stopping: finishing calls in flight, at most %g s", settings.grace)
     say_stopped("", told)
-
-
-def capture_wanted(environ: os._Environ[str] | dict[str, str], default: bool = True) -> bool:
-    """Whether `BENCHFLOW_CAPTURE_TOKEN_LOGPROBS` asks for capture. Raises `SettingsError` for what it cannot mean."""
-    value = environ.get("BENCHFLOW_CAPTURE_TOKEN_LOGPROBS", "").strip().lower()
-    if value in ("", "auto"):
-        return default
-    if value in ("1", "true", "yes", "on"):
-        return True
-    if value in ("0", "false", "no", "off"):
-        return False
-    raise SettingsError(f"BENCHFLOW_CAPTURE_TOKEN_LOGPROBS must be 1 or 0, not {value!r}")
-
-
-def top_logprobs(environ: os._Environ[str] | dict[str, str]) -> int | None:
-    """`BENCHFLOW_CAPTURE_TOP_LOGPROBS`, or None. Raises `SettingsError`."""
-    value = environ.get("BENCHFLOW_CAPTURE_TOP_LOGPROBS", "").strip()
-    if not value:
-        return None
-    if not (value.isascii() and value.isdigit()):
-        raise SettingsError(f"BENCHFLOW_CAPTURE_TOP_LOGPROBS must be a whole number, not {value!r}")
-    return int(value)
 
 
 def _sampling(text: str | None) -> dict[str, object]:

@@ -2,7 +2,8 @@
 
 ProxyError                    text is fit for the person who runs the proxy
 ├── SettingsError             an option cannot be used as given
-├── SessionError              a session cannot be opened, found or closed
+├── SessionError              a session cannot be opened or closed
+│   └── NoSuchSession         it is not open (any more)
 └── UpstreamError             the engine did not answer as it should
     ├── UpstreamUnreachable   nothing was sent
     ├── UpstreamTimeout       it was sent; no answer, or no more of it, in time
@@ -32,6 +33,10 @@ class SettingsError(ProxyError):
 
 class SessionError(ProxyError):
     """A session cannot be opened, found or closed."""
+
+
+class NoSuchSession(SessionError):
+    """No session of this id or name is open."""
 
 
 class UpstreamError(ProxyError):

@@ -8,22 +8,22 @@ import logging
 import secrets
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import uvicorn
-from starlette.types import ASGIApp
-
+from proxy.admin.api import Admin
 from proxy.admin.metrics import Metrics
+from proxy.admin.server import AdminServer
 from proxy.errors import ProxyError, SettingsError
 from proxy.http.listener import Listener
-from proxy.routes import Admin, Routes, SessionFactory
+from proxy.routes import Routes
 from proxy.runtime.fd_limits import raise_fd_limit
 from proxy.runtime.lru import MemoryBudget
+from proxy.sessions.factory import SessionFactory
 from proxy.sessions.registry import Sessions
 from proxy.settings import Settings
 from proxy.upstream.probe import probe_all
@@ -153,40 +153,6 @@ def quiet_garbage() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
-
-
-class AdminServer:
-    """Uvicorn with the admin routes, on sockets that are bound already; without any, nothing."""
-
-    def __init__(self, app: ASGIApp, settings: Settings, sockets: list[socket.socket]) -> None:
-        self._sockets = sockets
-        self._server = _Server(
-            uvicorn.Config(
-                app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False,
-                proxy_headers=False, server_header=False, date_header=False,
-                timeout_graceful_shutdown=max(1, round(settings.grace)),
-            )
-        )  # fmt: skip
-        self._serving: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        if self._sockets:
-            self._serving = asyncio.ensure_future(self._server.serve(sockets=self._sockets))
-            while not self._server.started:  # noqa: ASYNC110 (uvicorn tells by a flag)
-                await asyncio.sleep(0.005)
-
-    async def close(self) -> None:
-        self._server.should_exit = True
-        if self._serving is not None:
-            await asyncio.gather(self._serving, return_exceptions=True)
-
-
-class _Server(uvicorn.Server):
-    """Without its signal handlers: whoever starts a proxy decides what ends it."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def bind(hosts: list[str], port: int, option: str = "--port") -> list[socket.socket]:

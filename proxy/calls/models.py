@@ -10,9 +10,9 @@ from urllib.parse import quote
 import orjson
 
 from proxy.calls.exchange import REDIRECTED
+from proxy.calls.handlers import Endpoint
 from proxy.calls.request_body import Request
 from proxy.dialects.anthropic.dialect import Messages
-from proxy.endpoint import Endpoint
 from proxy.errors import Refusal, UpstreamError
 from proxy.http.client_request import ClientRequest, reply_headers
 from proxy.http.headers import JSON_HEADERS

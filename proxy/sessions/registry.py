@@ -19,7 +19,7 @@ from typing import Any
 from capture.errors import JournalError
 from capture.journal.journal import JournalWriter
 from capture.journal.layout import JOURNAL
-from proxy.errors import Refusal, SessionError
+from proxy.errors import NoSuchSession, Refusal, SessionError
 from proxy.runtime.lru import MemoryBudget
 from proxy.sessions.keys import KEY, digest, from_a_page, keys
 from proxy.sessions.session import Session as Session
@@ -134,7 +134,7 @@ class Sessions:
         """The session of this id, else the first opened of this name. Raises `SessionError` when there is none."""
         found = self._by_id.get(named) or next(iter(self._by_name.get(named, ())), None)
         if found is None:
-            raise SessionError(f"there is no session {named!r}")
+            raise NoSuchSession(f"there is no session {named!r}")
         return found
 
     def set_policy(self, session: Session, version: str) -> None:
@@ -206,7 +206,7 @@ class Sessions:
         """In open mode `/s/<name>/v1` makes the session it names: one address a rollout is all it takes."""
         try:
             session = self.get(name)
-        except SessionError:
+        except NoSuchSession:
             session = self._made(name)
         session.touch()
         return session

@@ -35,7 +35,7 @@ from proxy.dialects.anthropic.dialect import Messages
 from proxy.dialects.base import Dialect
 from proxy.dialects.responses.dialect import Responses
 from proxy.errors import Refusal, UpstreamBroke, UpstreamTimeout
-from proxy.sessions.answer_cache import Kept
+from proxy.sessions.answer_cache import AnswerCache
 from proxy.settings import Timeouts
 from proxy.upstream.connection import Connection
 from proxy.upstream.pool import HttpClient
@@ -222,7 +222,7 @@ def requests_of_dialects(asked: tuple[str, Any]) -> None:
         return
     before = json.dumps(body)
     try:
-        translated = dialect.translate(body, Kept())
+        translated = dialect.translate(body, AnswerCache())
     except Refusal as refusal:
         assert 400 <= refusal.status < 500 and refusal.message
         status, said = dialect.error(refusal.status, refusal.message)
@@ -240,7 +240,7 @@ def requests_of_dialects(asked: tuple[str, Any]) -> None:
 def answers_of_dialects(name: str, data: bytes, places: list[int], engine_name: str) -> None:
     """Whatever chunks come, events go out that a client can read, and the record's body is JSON."""
     dialect, requests = ASKED[name]
-    translated = dialect.translate(requests[1], Kept())
+    translated = dialect.translate(requests[1], AnswerCache())
     reply = dialect.reply(translated)
     reader = reader_of(engine_name, CHAT, translated.chat, stream=True)
     out = [reply.ping()]
@@ -263,7 +263,7 @@ def answers_of_dialects(name: str, data: bytes, places: list[int], engine_name: 
 def bodies_of_dialects(name: str, chat: Any) -> None:
     """An unstreamed answer of any shape becomes a body of the dialect's."""
     dialect, requests = ASKED[name]
-    translated = dialect.translate(requests[1], Kept())
+    translated = dialect.translate(requests[1], AnswerCache())
     reader = reader_of("vllm", CHAT, translated.chat, stream=False)
     reader.body(json.dumps(chat).encode())
     whole = reader.assembled()

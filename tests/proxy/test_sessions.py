@@ -14,7 +14,7 @@ import pytest
 
 from capture.journal.journal import JournalReader
 from proxy import ProxyThread, Settings, SettingsError, serve
-from proxy.routes import _SESSION_FIELDS
+from proxy.admin.api import _SESSION_FIELDS
 from tests.proxy.conftest import Started
 from tests.proxy.fake_engine import FakeEngine, Seen, answers, replays, transcript, whole
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from proxy.calls.request_body import SAMPLING
 from proxy.dialects.base import Earlier, Translated
 from proxy.dialects.responses.history import items_of, messages_of
 from proxy.dialects.responses.tools import Tool, tool_choice, toolset
 from proxy.errors import Refusal
+from proxy.sampling import SAMPLING
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,155 @@
+"""The admin routes: sessions and metrics, on a listener of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from proxy.admin.metrics import Metrics
+from proxy.errors import NoSuchSession, ProxyError, SessionError, SettingsError
+from proxy.sessions.factory import SessionFactory
+from proxy.sessions.registry import Sessions
+from proxy.settings import Settings
+
+
+async def health(request: Request) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+class Admin:
+    """Sessions and metrics, for whoever started the proxy."""
+
+    def __init__(self, sessions: Sessions, settings: Settings, metrics: Metrics, door: SessionFactory) -> None:
+        self.sessions = sessions
+        self.settings = settings
+        self.metrics = metrics
+        self.door = door
+
+    def app(self) -> ASGIApp:
+        return Starlette(
+            routes=[
+                Route("/health", health, methods=["GET"]),
+                Route("/metrics", self._guarded(self.show_metrics), methods=["GET"]),
+                Route("/sessions", self._guarded(self.list), methods=["GET"]),
+                Route("/sessions", self._guarded(self.open), methods=["POST"]),
+                Route("/sessions/{id}", self._guarded(self.show), methods=["GET"]),
+                Route("/sessions/{id}", self._guarded(self.close), methods=["DELETE"]),
+                Route("/sessions/{id}/policy", self._guarded(self.policy), methods=["POST"]),
+            ]
+        )
+
+    def _guarded(self, handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        async def guarded(request: Request) -> Response:
+            given = request.headers.get("authorization", "").removeprefix("Bearer ")
+            wanted = self.settings.admin_key
+            if wanted is not None and not hmac.compare_digest(given.encode(), wanted.encode()):
+                return problem(401, "the admin routes need the admin key: Authorization: Bearer KEY")
+            try:
+                return await handler(request)
+            except SettingsError as error:
+                return problem(400, str(error))
+            except NoSuchSession as error:
+                return problem(404, str(error))
+            except SessionError as error:
+                return problem(409, str(error))
+            except ProxyError as error:
+                return problem(502, str(error))
+
+        return guarded
+
+    async def show_metrics(self, request: Request) -> Response:
+        self.metrics.sessions.set(len(list(self.sessions)))
+        self.metrics.tasks.set(len(asyncio.all_tasks()))
+        return Response(self.metrics.render(), media_type="text/plain; version=0.0.4")
+
+    async def list(self, request: Request) -> Response:
+        return JSONResponse({"sessions": [one.state() for one in self.sessions]})
+
+    async def open(self, request: Request) -> Response:
+        fields = await _object(request)
+        unknown = set(fields) - _SESSION_FIELDS
+        if unknown:
+            raise SettingsError(f"unknown field {sorted(unknown)[0]!r}; known are {', '.join(sorted(_SESSION_FIELDS))}")
+        if "\0" in str(fields.get("journal")):
+            raise SettingsError("`journal` is no path")
+        if "name" not in fields or "journal" not in fields:
+            raise SettingsError(
+                "a session needs a `name` and a `journal`, the path of its llm_trajectory.jsonl: "
+                '{"name": "a", "journal": "a.jsonl"}'
+            )
+        for name, kinds in _SESSION_TYPES.items():
+            if fields.get(name) is not None and not isinstance(fields[name], kinds):
+                raise SettingsError(f"`{name}` is of the wrong type")
+        journal = Path(str(fields.pop("journal")))
+        session = self.door.open_session(str(fields.pop("name")), journal=journal, **fields)
+        host = request.url.hostname or "127.0.0.1"
+        root = f"http://{host}:{self.door.port}"
+        return JSONResponse(
+            {
+                "session": session.id,
+                "api_key": session.api_key,
+                "base_url": f"{root}/v1",
+                "anthropic_base_url": root,
+            },
+            status_code=201,
+        )
+
+    async def show(self, request: Request) -> Response:
+        return JSONResponse(self.sessions.get(request.path_params["id"]).state())
+
+    async def close(self, request: Request) -> Response:
+        return JSONResponse(await self.sessions.close(request.path_params["id"]))
+
+    async def policy(self, request: Request) -> Response:
+        version = (await _object(request)).get("version")
+        if not isinstance(version, str | int) or isinstance(version, bool):
+            raise SettingsError('give the policy\'s version as a string: {"version": "step-120"}')
+        named, defaults = request.path_params["id"], self.sessions.defaults
+        if named == "default" and defaults is not None and self.sessions.default is None:
+            defaults.policy_version = str(version)  # the default itself lives in another worker
+            return JSONResponse({"policy_version": version})
+        session = self.sessions.get(named)
+        self.sessions.set_policy(session, str(version))
+        if defaults is not None and session is self.sessions.default:
+            defaults.policy_version = str(version)
+        return JSONResponse(session.state())
+
+
+_SESSION_TYPES: dict[str, tuple[type, ...]] = {
+    "name": (str,),
+    "journal": (str,),
+    "engine": (str,),
+    "upstream": (str, list),
+    "upstream_key": (str,),
+    "model": (str,),
+    "capture": (bool,),
+    "top_logprobs": (int,),
+    "policy_version": (str,),
+    "sampling": (dict,),
+    "token_in": (str,),
+}
+_SESSION_FIELDS = set(_SESSION_TYPES)
+
+
+def problem(status: int, message: str) -> Response:
+    return JSONResponse({"error": {"message": message}}, status_code=status)
+
+
+async def _object(request: Request) -> dict[str, Any]:
+    try:
+        value = orjson.loads(await request.body())
+    except orjson.JSONDecodeError as error:
+        raise SettingsError(f"the body is not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise SettingsError("the body is not a JSON object")
+    return value
