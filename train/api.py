@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from train.groups.advantage import EPS, AdvantageKind
+from train.groups.groups import DEFAULT_BY, GroupOptions, parse_group_by
 from train.rollouts.rollouts import Warn
-from train.stream.groups import DEFAULT_BY, EPS, AdvantageKind, parse_group_by
 from train.stream.records import Encode, RolloutRecord
-from train.stream.stream import Options, Stream
+from train.stream.stream import Stream, StreamOptions
 
 OnWithheld = Callable[[list[RolloutRecord]], None]
 
@@ -29,20 +30,22 @@ def stream_rollouts(
     on_withheld: OnWithheld | None = None,
     on_warning: Warn | None = None,
 ) -> Iterator[RolloutRecord]:
-    """Yields one record a finished rollout of a job, or of the jobs below `path`, in the order they finished.
+    """Yields one record per finished rollout of a job, or of the jobs below `path`, in the order they finished.
 
-    With `follow` it goes on until the job ends, and a folder that does not exist yet is waited for; without, it reads
+    With `follow` it continues until the job ends, and waits for a folder that does not exist yet; without, it reads
     once. `poll_interval` and `timeout` are seconds. With `group_size` N, the N records of a group come one after the
-    other, each with its `advantage`; a group that cannot come whole goes to `on_withheld` as one list instead, each
-    record with `withheld` and `withheld_detail`. `on_warning` gets a sentence for each thing that was left out.
+    other, each with its `advantage`. A group that is not whole goes to `on_withheld` as one list instead, each record
+    with `withheld` and `withheld_detail`. `on_warning` is called with a sentence for each thing that was left out.
 
-    In a record, of P prompt ids and C further ids: `sequences[i]` has `prompt_ids` (P ints) and `completion_ids`,
-    `completion_mask`, `completion_logprobs` (C each; mask 1 and a logprob for sampled ids, 0 and 0.0 for others).
+    In a record with P prompt ids and C further ids, `sequences[i]` has `prompt_ids` (P ints) and `completion_ids`,
+    `completion_mask` and `completion_logprobs` (C values each: mask 1 and a logprob for sampled ids, 0 and 0.0 for
+    others).
 
-    Raises, after the last record: `JobStopped` when the job was stopped or its process died, `StreamTimeout` when
+    Raises, after the last record, `JobStopped` when the job was stopped or its process died, and `StreamTimeout` when
     `timeout` ran out. Raises `BadInput` or `NoSuchPath` at once for arguments that cannot be used.
     """
-    options = Options(follow, poll_interval, timeout, group_size, _keys(group_by), advantage, std_ddof, eps)
+    groups = GroupOptions(_keys(group_by), group_size, advantage, std_ddof, eps)
+    options = StreamOptions(follow, poll_interval, timeout, groups)
     stream = Stream(Path(path), options, Encode(text=False), on_withheld=on_withheld, on_warning=on_warning)
     return _records(stream)
 
@@ -61,16 +64,17 @@ async def astream_rollouts(
     on_withheld: OnWithheld | None = None,
     on_warning: Warn | None = None,
 ) -> AsyncIterator[RolloutRecord]:
-    """`stream_rollouts` for an event loop: files are read, and the job is waited for, on a thread.
+    """`stream_rollouts` for an event loop: a thread reads the files and waits for the job.
 
-    The callbacks run on the loop. Leaving the iteration, or cancelling it, ends the waiting.
+    The callbacks run on the loop. Leaving or cancelling the iteration stops the thread.
     """
     loop = asyncio.get_running_loop()
 
     def on_loop(callback: Callable[[Any], None] | None) -> Callable[[Any], None] | None:
         return None if callback is None else lambda value: cast(None, loop.call_soon_threadsafe(callback, value))
 
-    options = Options(follow, poll_interval, timeout, group_size, _keys(group_by), advantage, std_ddof, eps)
+    groups = GroupOptions(_keys(group_by), group_size, advantage, std_ddof, eps)
+    options = StreamOptions(follow, poll_interval, timeout, groups)
     stream = Stream(
         Path(path), options, Encode(text=False), on_withheld=on_loop(on_withheld), on_warning=on_loop(on_warning)
     )

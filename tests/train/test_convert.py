@@ -20,10 +20,10 @@ from tests.train.build import GOLDEN, broken, conversation, failed, line, make_j
 from tests.train.tool_calls import ASK, tool_job, tool_rollout
 from train.cli import app
 from train.errors import BadInput, NoSuchPath, NothingWritten, TrainError
+from train.groups.groups import GroupOptions
+from train.groups.withhold import WithheldReason
 from train.rows.convert import Options, convert
-from train.rows.grouped import Grouping, group_reason
-from train.rows.skip_reasons import REASONS
-from train.stream.groups import Reason
+from train.rows.skip_reasons import REASONS, WITHHELD
 
 ROOT = Path(__file__).parents[2]
 
@@ -300,7 +300,7 @@ def test_groups_come_whole_one_after_the_other_with_advantages(tmp_path: Path) -
         tmp_path / "job",
         [{"task": task, "reward": reward} for reward in (0.0, 1.0) for task in ("a", "b")],
     )
-    convert(job, tmp_path / "o.jsonl", options(format="trl-grpo", group=Grouping()))
+    convert(job, tmp_path / "o.jsonl", options(format="trl-grpo", group=GroupOptions()))
     rows = rows_of(tmp_path / "o.jsonl")
     assert [row["task_id"] for row in rows] == ["a", "a", "b", "b"], "TRL takes consecutive rows as a group"
     assert [round(row["advantage"], 3) for row in rows] == [-0.707, 0.707] * 2
@@ -310,20 +310,20 @@ def test_groups_come_whole_one_after_the_other_with_advantages(tmp_path: Path) -
 
 def test_a_group_of_one_has_no_advantage(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", [{}])
-    convert(job, tmp_path / "o.jsonl", options(group=Grouping()))
+    convert(job, tmp_path / "o.jsonl", options(group=GroupOptions()))
     assert [row["advantage"] for row in rows_of(tmp_path / "o.jsonl")] == [None]
 
 
 def test_every_row_of_a_rollout_carries_the_rollouts_one_advantage(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", [{"reward": 0.0, "calls": conversation(3)}, {"reward": 1.0}])
-    convert(job, tmp_path / "o.jsonl", options(row_mode="exchange", group=Grouping()))
+    convert(job, tmp_path / "o.jsonl", options(row_mode="exchange", group=GroupOptions()))
     found = [(row["rollout"][-1], round(row["advantage"], 3)) for row in rows_of(tmp_path / "o.jsonl")]
     assert found == [("1", -0.707)] * 3 + [("2", 0.707)] * 2, "statistics over rollouts, not rows"
 
 
 def test_a_scored_timeout_stays_in_its_group(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", [{"reward": 0.0, "error": "timeout"}, {"reward": 1.0}])
-    assert convert(job, tmp_path / "o.jsonl", options(group=Grouping())).rows == 2
+    assert convert(job, tmp_path / "o.jsonl", options(group=GroupOptions())).rows == 2
 
 
 @pytest.mark.parametrize(
@@ -336,14 +336,14 @@ def test_a_scored_timeout_stays_in_its_group(tmp_path: Path) -> None:
 )
 def test_a_group_with_one_bad_member_is_withheld_whole(tmp_path: Path, spec: dict[str, Any], sentence: str) -> None:
     job = make_job(tmp_path / "job", [{"reward": 0.0}, spec, {"task": "other"}, {"task": "other"}])
-    made = convert(job, tmp_path / "o.jsonl", options(group=Grouping()))
+    made = convert(job, tmp_path / "o.jsonl", options(group=GroupOptions()))
     assert {row["task_id"] for row in rows_of(tmp_path / "o.jsonl")} == {"other"}
     assert sentence in made.told
 
 
 def test_a_group_that_is_not_full_is_withheld(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", [{"reward": float(k)} for k in range(3)])
-    made = convert(job, tmp_path / "o.jsonl", options(group=Grouping(size=2)))
+    made = convert(job, tmp_path / "o.jsonl", options(group=GroupOptions(size=2)))
     assert made.rows == 2
     assert "left out 1 rollout(s): in a group that is not full" in made.told
 
@@ -354,7 +354,7 @@ def test_a_member_that_cannot_be_a_row_takes_its_group_with_it(tmp_path: Path) -
     job = make_job(
         tmp_path / "job", [{"reward": 0.0}, {"calls": [*calls, fork]}, {"task": "b", "reward": 0.0}, {"task": "b"}]
     )
-    made = convert(job, tmp_path / "o.jsonl", options(format="trl-grpo", group=Grouping()))
+    made = convert(job, tmp_path / "o.jsonl", options(format="trl-grpo", group=GroupOptions()))
     assert [row["task_id"] for row in rows_of(tmp_path / "o.jsonl")] == ["b", "b"]
     assert "left out 1 rollout(s): in a group of which another rollout cannot be a row" in made.told
 
@@ -363,17 +363,17 @@ def test_a_failed_attempt_that_was_retried_is_no_member(tmp_path: Path) -> None:
     retry = {"max_retries": 2, "exclude_categories": ["timeout"]}
     bad = {"reward": None, "error": "pipe closed", "error_category": "pipe_closed"}
     job = make_job(tmp_path / "job", [bad, {"reward": 1.0}, {"reward": 1.0, "task": "b"}], retry=retry)
-    made = convert(job, tmp_path / "o.jsonl", options(group=Grouping()))
+    made = convert(job, tmp_path / "o.jsonl", options(group=GroupOptions()))
     assert made.rows == 2
     assert "left out 1 rollout(s): a failed attempt that a retry stands in for" in made.told
 
 
 def test_min_reward_filters_after_the_group_was_counted(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", [{"reward": 0.0}, {"reward": 1.0}])
-    convert(job, tmp_path / "o.jsonl", options(group=Grouping(), min_reward=0.5))
+    convert(job, tmp_path / "o.jsonl", options(group=GroupOptions(), min_reward=0.5))
     assert [round(row["advantage"], 3) for row in rows_of(tmp_path / "o.jsonl")] == [0.707]
     with pytest.raises(BadInput, match="would break the groups"):
-        convert(job, tmp_path / "o.jsonl", options(format="trl-grpo", group=Grouping(), min_reward=0.5))
+        convert(job, tmp_path / "o.jsonl", options(format="trl-grpo", group=GroupOptions(), min_reward=0.5))
 
 
 def test_the_groups_options_are_the_streams(tmp_path: Path) -> None:
@@ -437,7 +437,7 @@ def test_the_output_must_not_be_the_input(tmp_path: Path) -> None:
         (["job", "-o", "o.jsonl", "--format", "verl-sft"], "give --out a name that ends in .parquet"),
         (["job", "-o", "o.parquet", "--format", "trl-grpo"], "give --out a name that ends in .jsonl"),
         (["job", "-o", "e", "--format", "openenv-episodes", "--row-mode", "exchange"], "one row a rollout"),
-        (["job", "-o", "o.jsonl", "--group-advantage", "--group-by", "team"], "--group-by: 'team' is no key"),
+        (["job", "-o", "o.jsonl", "--group-advantage", "--group-by", "team"], "--group-by: 'team' is not a key"),
         (["job", "-o", "o.jsonl", "--group-advantage", "--advantage", "best"], "--advantage must be"),
         (["job", "-o", "job/summary.json/o.jsonl"], "cannot write"),
     ],
@@ -636,7 +636,7 @@ def test_a_results_file_is_a_source_of_message_rows(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="holds no token ids"):
         convert(source, tmp_path / "o.jsonl", options(format="trl-grpo"))
     with pytest.raises(BadInput, match="--group-advantage needs a job folder"):
-        convert(source, tmp_path / "o.jsonl", options(group=Grouping()))
+        convert(source, tmp_path / "o.jsonl", options(group=GroupOptions()))
 
 
 def test_a_results_file_of_benchflow_0_7_where_zero_means_unscored(tmp_path: Path) -> None:
@@ -682,7 +682,7 @@ def test_golden_lines_keep_their_ids(tmp_path: Path) -> None:
 
 
 def test_every_reason_to_withhold_a_group_is_told() -> None:
-    assert {group_reason(reason) for reason in get_args(Reason)} <= REASONS.keys()
+    assert WITHHELD.keys() == set(get_args(WithheldReason)) and set(WITHHELD.values()) <= REASONS.keys()
 
 
 def test_a_write_that_fails_is_a_train_error(tmp_path: Path) -> None:
@@ -781,7 +781,7 @@ def test_no_rollout_is_ever_left_out_in_silence(tmp_path: Path, kind: str, form:
     if form == "openenv-episodes" and mode != "rollout":
         return
     job = make_job(tmp_path / "job", [STRANGE[kind]])
-    for group in (None, Grouping()):
+    for group in (None, GroupOptions()):
         out = tmp_path / ("episodes" if form == "openenv-episodes" else "o.jsonl")
         try:
             made = convert(job, out, options(format=form, row_mode=mode, group=group))

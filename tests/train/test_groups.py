@@ -10,18 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from train.errors import BadInput
+from train.groups.advantage import advantages, mean_and_std
+from train.groups.groups import Group, GroupCollector, group_id, group_key, parse_group_by
+from train.groups.withhold import MemberLog, why_withheld
 from train.rollouts.rollouts import Rollout
-from train.stream.groups import (
-    Group,
-    Groups,
-    MemberLog,
-    advantages,
-    group_id,
-    group_key,
-    mean_and_std,
-    parse_group_by,
-    why_withheld,
-)
 
 GOOD = MemberLog(reached=True, sequence=True)
 TEXT = MemberLog(reached=True, sequence=False)
@@ -107,10 +99,10 @@ def test_tasks_may_be_mixed_where_nobody_groups_by_task() -> None:
 
 
 def test_more_rollouts_than_a_group_holds_begin_the_next_one() -> None:
-    groups = Groups(2)
+    groups = GroupCollector(2)
     filled = [groups.add(rollout(number)) for number in range(5)]
     assert [one and [member.name for member in one.rollouts] for one in filled] == [
         None, ["t__0", "t__1"], None, ["t__2", "t__3"], None,
     ]  # fmt: skip
-    assert [[member.name for member in one.rollouts] for one in groups.rest()] == [["t__4"]]
-    assert list(groups.rest()) == []
+    assert [[member.name for member in one.rollouts] for one in groups.drain()] == [["t__4"]]
+    assert list(groups.drain()) == []

@@ -16,7 +16,7 @@ from sandbox.rollouts.progress import Progress
 from sandbox.rollouts.rollout import Plan
 from tests.sandbox.support import ShellAgent, make_task
 from train import RolloutRecord, stream_rollouts
-from train.stream.groups import advantages
+from train.groups.advantage import advantages
 
 #: Two calls of one conversation, then an answer that is right in half of the rollouts.
 TALKS = r"""python3 - <<'PY'

@@ -14,7 +14,8 @@ import pytest
 
 from tests.train.build import conversation, end_job, make_job, make_rollout, write
 from train.errors import BadInput, NoSuchPath
-from train.rollouts.job_state import Attempts, RetryPolicy, job_state
+from train.rollouts.attempts import Attempts, RetryPolicy
+from train.rollouts.job_state import job_state
 from train.rollouts.rollouts import Rollout, find_rollouts
 
 

@@ -29,6 +29,9 @@ from tests.train.build import (
 )  # fmt: skip
 from tests.train.test_rollouts import CRASH, dead_pid
 from train import BadInput, JobStopped, NoSuchPath, RolloutRecord, StreamTimeout, astream_rollouts, stream_rollouts
+from train.groups.groups import GroupOptions
+from train.rows.convert import Options, convert
+from train.view.api import View
 
 SCHEMA = validator("rollout_stream.v1")
 
@@ -127,6 +130,27 @@ def test_three_repeats_that_scored_the_same_have_advantage_zero(tmp_path: Path) 
         (f"trial-0{number}", task, 0.0) for task in ("econ", "wyckoff") for number in (1, 2, 3)
     ]
     assert withheld == [] and all(row["group_complete"] for row in records)
+
+
+def test_stream_rows_and_view_make_the_same_groups_whatever_the_files_times(tmp_path: Path) -> None:
+    """A job that was copied has other file times than its rollouts' `finished_at`."""
+    rewards = [1.0, 0.0, 0.5, 0.25, 1.0]
+    job = make_job(tmp_path / "job", [{"name": f"t__{n}", "at": n, "reward": r} for n, r in enumerate(rewards)])
+    for n in range(len(rewards)):
+        os.utime(job / f"t__{n}/result.json", (1e9 - n, 1e9 - n))
+    records, withheld, _ = once(job, group_size=2)
+    streamed = {row["rollout"]: row["advantage"] for row in records}
+    groups = GroupOptions(size=2)
+    convert(job, tmp_path / "rows.jsonl", Options(format="trl-sft", group=groups))
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    view = View(job, grouping=groups)
+    view.index.scan()
+    while view.index.read_next():
+        pass
+    viewed = {row["name"]: row["advantage"] for row in view.answer("job", {})["rows"]}
+    assert list(streamed) == ["t__0", "t__1", "t__2", "t__3"]
+    assert {row["rollout"]: row["advantage"] for row in rows} == streamed == {**viewed, **streamed}
+    assert [row["rollout"] for row in withheld[0]] == ["t__4"] and viewed["t__4"] is None
 
 
 def test_a_groups_lines_say_how_the_advantage_was_counted(tmp_path: Path) -> None:
@@ -346,7 +370,7 @@ def test_bad_arguments_are_told_at_once(tmp_path: Path) -> None:
         stream_rollouts(tmp_path / "nowhere", follow=False)
     for options, words in (
         ({"group_size": 0}, "--group-size must be at least 1"),
-        ({"group_by": "seed"}, "--group-by: 'seed' is no key"),
+        ({"group_by": "seed"}, "--group-by: 'seed' is not a key"),
         ({"poll_interval": 0}, "--poll-interval"),
         ({"timeout": float("nan")}, "--timeout"),
         ({"advantage": "gae"}, "--advantage must be one of grpo, dr-grpo, rloo"),

@@ -95,7 +95,7 @@ def test_without_a_withheld_file_the_groups_are_counted_all_the_same(tmp_path: P
 def test_a_retried_rollout_is_counted_apart(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", [{"name": "t__1", **CRASH}, {"name": "t__2"}], retry={"max_retries": 1})
     done = stream(job, "--group-size", 1, "--withheld", tmp_path / "w.jsonl")
-    assert done.stderr == "bench train stream: 1 rollout streamed; 1 rollout left out, a retry stands in\n"
+    assert done.stderr == "bench train stream: 1 rollout streamed; 1 rollout left out, replaced by a retry\n"
     assert [row["withheld"] for row in rows((tmp_path / "w.jsonl").read_text())] == ["retried"]
 
 
@@ -122,7 +122,7 @@ def test_exit_2_for_bad_input_in_one_sentence(tmp_path: Path) -> None:
         ([tmp_path / "no", "--no-follow"], f"no such job folder: {tmp_path}/no"),
         ([job, "--format", "csv"], "--format must be 'jsonl'"),
         ([job, "--group-size", 0], "--group-size must be at least 1"),
-        ([job, "--group-by", "task,seed"], "--group-by: 'seed' is no key"),
+        ([job, "--group-by", "task,seed"], "--group-by: 'seed' is not a key"),
         ([job, "--withheld", tmp_path / "w"], "give --group-size too"),
         ([job, "--group-size", 2, "--withheld", tmp_path / "no/w"], "No such file or directory; give --withheld"),
         ([job, "--group-size", 2, "--withheld", job / "summary.json"], "is a file of the job that is read"),

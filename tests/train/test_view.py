@@ -23,10 +23,11 @@ from tests.train.build import broken, conversation, failed, line, make_job, make
 from tests.train.smollm import encode, smollm
 from tests.train.view_job import NASTY, SCRIPT, long_journal, nasty_job
 from train.errors import BadInput, NoSuchPath
+from train.groups.groups import GroupOptions
 from train.view import page
 from train.view.api import View
 from train.view.export import document, write_html
-from train.view.groups import Grouping
+from train.view.groups import VIEW_BY
 from train.view.id_text import Vocabulary
 from train.view.server import is_loopback, listen, make_app
 from train.view.terminal import story
@@ -167,7 +168,7 @@ def test_groups_have_rewards_and_advantages_and_withheld_ones_their_reason(tmp_p
     assert (second["withheld"], "it fell" in second["withheld_detail"]) == ("unscored", True)
     advantages = {row["task"]: row["advantage"] for row in job["rows"] if row["reward"] == 1.0}
     assert advantages["x"] == pytest.approx(0.7071, abs=1e-3) and advantages["y"] is None
-    sized = view_of(tmp_path / "a", grouping=Grouping(size=4)).answer("job", {})
+    sized = view_of(tmp_path / "a", grouping=GroupOptions(VIEW_BY, size=4)).answer("job", {})
     assert [one["withheld"] for one in sized["groups"]] == ["group_incomplete"]
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
 from train.commands.signals import taken_away_on_signals
-from train.errors import BadInput, NothingWritten
+from train.errors import NothingWritten
+from train.groups.advantage import EPS, AdvantageKind
+from train.groups.groups import DEFAULT_BY, GroupOptions, parse_group_by
 from train.rows.convert import Options, convert
 from train.rows.formats import NAMES
-from train.rows.grouped import Grouping
-from train.stream.groups import EPS, KINDS, parse_group_by
 
 
 def register(app: typer.Typer) -> None:
@@ -44,9 +44,9 @@ def convert_command(
             "--group-advantage", help="Whole groups only, with an advantage on every row; keeps scored errors."
         ),
     ] = False,
-    group_by: Annotated[
-        str, typer.Option(help="What makes a group: task, agent, model, task_digest, job.")
-    ] = "task,agent,model,job",
+    group_by: Annotated[str, typer.Option(help="What makes a group: task, agent, model, task_digest, job.")] = ",".join(
+        DEFAULT_BY
+    ),
     group_size: Annotated[
         int | None, typer.Option(min=1, help="Rollouts of a group; default: all that have the same key.")
     ] = None,
@@ -76,11 +76,8 @@ def convert_command(
 
     Exit codes: 0 written; 1 no row, or not --expected-rows; 2 bad input; 143 SIGTERM. The file appears when whole.
     """
-    kinds = {kind: kind for kind in KINDS}
-    if advantage not in kinds:
-        raise BadInput(f"--advantage must be 'grpo', 'dr-grpo' or 'rloo', not '{advantage}'")
-    by = parse_group_by(group_by)
-    grouping = Grouping(by, group_size, kinds[advantage], std_ddof, eps) if group_advantage else None
+    groups = GroupOptions(parse_group_by(group_by), group_size, cast(AdvantageKind, advantage), std_ddof, eps)
+    groups.check()
     options = Options(
         format=format,
         row_mode=row_mode,
@@ -90,7 +87,7 @@ def convert_command(
         manifest=manifest,
         redact=redact,
         require_plain_sampling=require_plain_sampling,
-        group=grouping,
+        group=groups if group_advantage else None,
     )
     try:
         with taken_away_on_signals():

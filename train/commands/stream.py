@@ -15,10 +15,11 @@ from typing import IO, Annotated, Any, cast
 import orjson
 import typer
 
-from train.errors import BadInput
-from train.stream.groups import DEFAULT_BY, EPS, AdvantageKind, parse_group_by
+from train.errors import BadInput, TrainError
+from train.groups.advantage import EPS, AdvantageKind
+from train.groups.groups import DEFAULT_BY, GroupOptions, parse_group_by
 from train.stream.records import SCHEMA_VERSION, Encode
-from train.stream.stream import Options, Stream
+from train.stream.stream import Stream, StreamOptions
 
 
 def register(app: typer.Typer) -> None:
@@ -61,8 +62,8 @@ def stream_command(
         raise BadInput("--withheld writes groups that are not whole; give --group-size too")
     if sys.stdout is None:
         raise BadInput("standard output is closed; that is where the lines go")
-    by, kind = parse_group_by(group_by), cast(AdvantageKind, advantage)
-    options = Options(follow, poll_interval, timeout, group_size, by, kind, std_ddof, eps)
+    groups = GroupOptions(parse_group_by(group_by), group_size, cast(AdvantageKind, advantage), std_ddof, eps)
+    options = StreamOptions(follow, poll_interval, timeout, groups)
     options.check()
     with _withheld_file(withheld, path) as file:
         stream = Stream(
@@ -87,15 +88,11 @@ def _run(stream: Stream, withheld: Path | None) -> int:
     except KeyboardInterrupt:
         say(f"interrupted; {stream.streamed(withheld)}")
         return 130
-    assert stream.end is not None
-    told = stream.streamed(withheld)
-    if stream.timed_out:
-        say(f"job not finished after {stream.options.timeout:g}s ({stream.end.detail}); {told}")
-        return 3
-    if stream.end.kind == "stopped":
-        say(f"{stream.end.detail}; {told}")
-        return 1
-    say(told)
+    say(stream.summary(withheld))
+    try:
+        stream.raise_end()
+    except TrainError as error:
+        return error.exit_code
     return 0
 
 

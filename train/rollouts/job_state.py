@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from capture.journal.layout import JobDir
-from train.rollouts.rollouts import Rollout, read_result
+from train.rollouts.rollouts import read_result
 
 Kind = Literal["running", "finished", "stopped", "waiting"]
 
-#: Failures that BenchFlow does not try again, where `evaluation.json` lists none.
-NOT_RETRIED = frozenset({"timeout", "provider_auth", "provider_rate_limit", "provider_rejected"})
 #: A job without lock and summary that was begun longer ago than this (seconds) ended without a word.
 SETTLED = 10.0
 
@@ -93,98 +90,6 @@ def _abandoned(job: JobDir) -> bool:
         return time.time() - job.evaluation.stat().st_mtime > SETTLED
     except OSError:
         return False
-
-
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """`config.retry` of a job's `evaluation.json`: which failed rollouts its runner starts again."""
-
-    max_retries: int = 0
-    excluded: frozenset[str] = NOT_RETRIED
-    #: None: every category that is not excluded.
-    included: frozenset[str] | None = None
-
-    @classmethod
-    def read(cls, folder: Path) -> RetryPolicy:
-        """The job's policy; one that retries nothing where the job does not say."""
-        config = (read_result(JobDir(folder).evaluation) or {}).get("config")
-        retry = config.get("retry") if isinstance(config, dict) else None
-        if not isinstance(retry, dict):
-            return cls()
-        most = retry.get("max_retries")
-        excluded, included = _words(retry.get("exclude_categories")), _words(retry.get("retry_categories"))
-        return cls(
-            max_retries=most if isinstance(most, int) and not isinstance(most, bool) else 0,
-            excluded=NOT_RETRIED if excluded is None else excluded,
-            included=included,
-        )
-
-    def would_retry(self, rollout: Rollout, attempt: int) -> bool:
-        """Whether a rollout that was attempt number `attempt` (the first is 0) is tried again."""
-        if rollout.scored or attempt >= self.max_retries:
-            return False
-        told = {rollout.error_category, rollout.verifier_error_category} - {None}
-        if rollout.error is None and rollout.verifier_error is None:
-            return False
-        if told & self.excluded:
-            return False
-        return self.included is None or bool(told & self.included)
-
-
-def _words(value: object) -> frozenset[str] | None:
-    return frozenset(str(one) for one in value) if isinstance(value, list) else None
-
-
-@dataclass(slots=True)
-class Attempts:
-    """Which rollout of a job stands in for which failed one, as they finish."""
-
-    policy: RetryPolicy
-    _failed: dict[str, Rollout] = field(default_factory=dict)  # by folder name: unscored, not replaced so far
-    _awaiting: dict[tuple[str | None, ...], list[Rollout]] = field(default_factory=dict)  # by trial, oldest first
-    _number: dict[str, int] = field(default_factory=dict)  # by folder name; the first attempt is 0
-
-    def add(self, rollout: Rollout) -> Rollout | None:
-        """Takes a rollout that finished; returns the failed one that it replaces, if it does.
-
-        The runner's own word (`retry_of`) decides where it gives one; else the oldest failed rollout of the same task,
-        agent and model that its policy tries again and that had ended before this one began.
-        """
-        before = self._replaced(rollout)
-        number = 0
-        if before is not None:
-            del self._failed[before.path.name]
-            number = self._number.pop(before.path.name) + 1
-            waiting = self._awaiting.get(_trial(before), [])
-            if before in waiting:
-                waiting.remove(before)
-        if not rollout.scored:
-            self._failed[rollout.path.name] = rollout
-            self._number[rollout.path.name] = number
-            if self.policy.would_retry(rollout, number):
-                self._awaiting.setdefault(_trial(rollout), []).append(rollout)
-        return before
-
-    def awaits_retry(self, rollout: Rollout) -> bool:
-        """Whether a further attempt is to come for this failed rollout, as long as its job goes on."""
-        return rollout in self._awaiting.get(_trial(rollout), ())
-
-    def _replaced(self, rollout: Rollout) -> Rollout | None:
-        if rollout.says_retry_of:
-            return self._failed.get(rollout.retry_of or "")
-        for before in self._awaiting.get(_trial(rollout), ()):
-            if before.finished_at is None or rollout.started_at is None or rollout.started_at >= before.finished_at:
-                return before
-        return None
-
-
-def _trial(rollout: Rollout) -> tuple[str | None, ...]:
-    """What the attempts of one trial share; in BenchFlow's RL groups, `<task>__<group>-rNN-aK`, all but `-aK`."""
-    place = _ATTEMPT.match(rollout.path.name)
-    return (rollout.task, rollout.agent, rollout.model, place[1] if place else None)
-
-
-_ATTEMPT = re.compile(r"(.*-r\d+)-a\d+$")
 
 
 def together(states: Iterable[JobState]) -> JobState:

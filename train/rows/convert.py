@@ -14,10 +14,11 @@ from capture.errors import CaptureError
 from capture.journal.journal import write_json
 from capture.journal.layout import EVALUATION, LOCK, SUMMARY, RolloutDir
 from train.errors import BadInput, NoSuchPath, NothingWritten
+from train.groups.groups import GroupOptions
 from train.rollouts.rollouts import Rollout, find_rollouts
 from train.rows.examples import ROW_MODES, Wanted, exchanges, token_examples
 from train.rows.formats import Format, LeftOut, Origin, Row, find_format
-from train.rows.grouped import Grouping, Member, plan
+from train.rows.group_members import Member, whole_groups
 from train.rows.row_files import is_row_file, row_file_exchanges
 from train.rows.skip_reasons import Tally
 from train.rows.writers import Rows, open_rows
@@ -35,7 +36,7 @@ class Options:
     manifest: Path | None = None
     redact: bool = False
     require_plain_sampling: bool = False
-    group: Grouping | None = None
+    group: GroupOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ def _from_rollouts(
             else:
                 _write(rollout, None, form, options, rows, tally)
         return
-    for group in plan(_kept(found, tally), options.group, tally):
+    for group in whole_groups(_kept(found, tally), options.group, tally):
         _write_group(group, form, options, rows, tally)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+from train.groups.withhold import WithheldReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,18 @@ REASONS = {
     "side_sequence": Reason("row", "a sequence of side calls", "skipped_helper_calls"),
     "not_structs": Reason("row", "its tools or arguments do not fit the types of the other rows", "skipped_invalid"),
 }  # fmt: skip
+
+
+#: The reason here for each reason to withhold a group.
+WITHHELD: Final[dict[WithheldReason, str]] = {
+    "unscored": "group_unscored",
+    "no_model_calls": "group_no_model_calls",
+    "mixed_sequences": "group_mixed_sequences",
+    "group_incomplete": "group_incomplete",
+    "mixed_tasks": "group_mixed_tasks",
+    "unreadable_log": "group_unreadable_log",
+    "retried": "group_retried",
+}
 
 
 @dataclass(slots=True)

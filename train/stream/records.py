@@ -1,16 +1,18 @@
-"""`benchflow.rollout-stream.v1`: the line of one finished rollout, as a trainer reads it."""
+"""`benchflow.rollout-stream.v1`: the record of one finished rollout, as a trainer reads it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NotRequired, Protocol, TypedDict
+from collections.abc import Mapping
+from typing import Any, Final, NotRequired, TypedDict
 
 import orjson
 
 from capture.record import Ids
 from capture.sequences.sequences import TokenSequence
+from train.groups.advantage import AdvantageKind
+from train.groups.groups import GroupKey, group_id
 from train.rollouts.rollouts import Rollout
-from train.stream.groups import AdvantageKind, group_id
+from train.tokens.rollout_tokens import RolloutTokens, UnreadableLog
 
 SCHEMA_VERSION: Final = "benchflow.rollout-stream.v1"
 
@@ -36,8 +38,8 @@ class CallRecord(TypedDict):
 class SequenceRecord(TypedDict):
     """One token sequence: P `prompt_ids`, C `completion_ids`, and C values each of mask and logprobs.
 
-    The mask is 1 for an id that was sampled and 0 for one of the environment; the logprob is 0.0 where the mask is 0.
-    `calls` are lines of `llm_trajectory.jsonl`.
+    The mask is 1 for a sampled id and 0 for an id of the environment. Logprobs are natural logarithms, 0.0 where the
+    mask is 0. `calls` are 0-based lines of `llm_trajectory.jsonl`.
     """
 
     thread: int
@@ -52,8 +54,9 @@ class SequenceRecord(TypedDict):
 class SegmentRecord(TypedDict):
     """An exact part of a rollout: P `prompt_ids`, C `completion_ids`, C values each of `action_mask` and `logprobs`.
 
-    `start` says why it begins where it does (null: it begins a conversation); `calls` and the calls in `call_spans` are
-    lines of `llm_trajectory.jsonl`; a span is the `length` ids sampled by that call, from `completion_ids[offset]` on.
+    `start` says why it begins where it does (null: it begins a conversation). `calls` and the calls in `call_spans` are
+    0-based lines of `llm_trajectory.jsonl`. A span is the `length` ids that the call sampled, starting at
+    `completion_ids[offset]`.
     """
 
     segment: int
@@ -75,9 +78,9 @@ class SegmentRecord(TypedDict):
 class RolloutRecord(TypedDict):
     """One finished rollout. Every field is published in `capture/schemas/rollout_stream.v1.json`.
 
-    `reward` is None for an unscored rollout, never 0. `sequences` is empty unless the rollout is training-grade;
-    `segments` has every part that is exact, whatever broke. `advantage` is set with `group_size` only; with it
-    `advantage_kind`, `group_mean`, `group_std`, `ddof` and `eps` say how it was counted: do not divide again.
+    `reward` is None for an unscored rollout, never 0. `sequences` is empty unless the rollout is training-grade.
+    `segments` has every exact part, whatever broke. `advantage` is set only with `group_size`; then `advantage_kind`,
+    `group_mean`, `group_std`, `ddof` and `eps` say how it was computed: do not normalize it again.
     """
 
     schema_version: str
@@ -114,7 +117,7 @@ class RolloutRecord(TypedDict):
 
 
 class Encode:
-    """How ids and long lists stand in a record: as lists for Python, or spliced in as JSON text for a line."""
+    """How ids and long lists are written in a record: as Python lists, or spliced in as JSON text."""
 
     def __init__(self, *, text: bool) -> None:
         self.text = text
@@ -122,50 +125,51 @@ class Encode:
     def ids(self, ids: Ids) -> Any:
         return ids.json() if self.text else ids.tolist()
 
-    def sequence(self, one: TokenSequence) -> dict[str, Any]:
+    def sequence(self, sequence: TokenSequence) -> dict[str, Any]:
+        """A `SequenceRecord`."""
         row: dict[str, Any] = {
-            "thread": one.thread,
-            "kind": one.kind,
-            "calls": list(one.lines),
-            "prompt_ids": self.ids(one.prompt_ids),
-            "completion_ids": self.ids(one.completion_ids),
+            "thread": sequence.thread,
+            "kind": sequence.kind,
+            "calls": list(sequence.lines),
+            "prompt_ids": self.ids(sequence.prompt_ids),
+            "completion_ids": self.ids(sequence.completion_ids),
         }
         if self.text:
-            row["completion_mask"] = orjson.Fragment(b"[" + one.mask_text(b"1", b"0") + b"]")
-            row["completion_logprobs"] = orjson.Fragment(b"[" + one.logprobs_text() + b"]")
+            row["completion_mask"] = orjson.Fragment(b"[" + sequence.mask_text(b"1", b"0") + b"]")
+            row["completion_logprobs"] = orjson.Fragment(b"[" + sequence.logprobs_text() + b"]")
         else:
-            row["completion_mask"] = one.completion_mask
-            row["completion_logprobs"] = one.completion_logprobs
+            row["completion_mask"] = sequence.completion_mask
+            row["completion_logprobs"] = sequence.completion_logprobs
         return row
 
-    def segment(self, one: TokenSequence, notes: Mapping[str, Any]) -> dict[str, Any]:
-        """A segment in the words of BenchFlow's token-segments.v1."""
-        told = self.sequence(one)
+    def segment(self, sequence: TokenSequence, notes: Mapping[str, Any]) -> dict[str, Any]:
+        """A `SegmentRecord`: the fields of BenchFlow's token-segments.v1."""
+        row = self.sequence(sequence)
         return {
             **notes,
-            "prompt_ids": told["prompt_ids"],
-            "completion_ids": told["completion_ids"],
-            "action_mask": told["completion_mask"],
-            "logprobs": told["completion_logprobs"],
+            "prompt_ids": row["prompt_ids"],
+            "completion_ids": row["completion_ids"],
+            "action_mask": row["completion_mask"],
+            "logprobs": row["completion_logprobs"],
         }
 
-    def any(self, value: Any) -> Any:
-        """A value in which ids may stand anywhere."""
+    def value(self, value: Any) -> Any:
+        """Any JSON value, with `Ids` anywhere in it."""
         if isinstance(value, Ids):
             return self.ids(value)
         if isinstance(value, Mapping):
-            return {str(key): self.any(inner) for key, inner in value.items()}
+            return {str(key): self.value(inner) for key, inner in value.items()}
         if isinstance(value, list | tuple):
-            # A long list of numbers is as it is: looking at each would cost more than all the rest.
+            # A long list of numbers is copied as it is: looking at each would cost more than everything else.
             plain = bool(value) and isinstance(value[0], int | float | str)
-            return list(value) if plain else [self.any(inner) for inner in value]
+            return list(value) if plain else [self.value(inner) for inner in value]
         return value
 
 
 def record(
     rollout: Rollout,
-    tokens: Tokens,
-    key: dict[str, str | None],
+    tokens: RolloutTokens | UnreadableLog,
+    key: GroupKey,
     encode: Encode,
     *,
     retried: bool = False,
@@ -173,7 +177,7 @@ def record(
     group_complete: bool | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The record of one rollout; `more` are the group's fields, or why it is withheld."""
+    """The record of one rollout. `more` holds the fields of its group, or the reason it is withheld."""
     row: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "job": rollout.job,
@@ -190,9 +194,9 @@ def record(
         "outcome": rollout.outcome,
         "error": rollout.error or rollout.verifier_error,
         "finished_at": rollout.finished_at,
-        "token_capture": encode.any(tokens.coverage),
-        "calls": encode.any(tokens.captured_calls),
-        "sequences": [encode.sequence(one) for one in tokens.sequences] if tokens.training_grade else [],
+        "token_capture": encode.value(tokens.coverage),
+        "calls": encode.value(tokens.captured_calls),
+        "sequences": [encode.sequence(sequence) for sequence in tokens.sequences],
         "segments": [encode.segment(*pair) for pair in zip(tokens.segments, tokens.segment_notes, strict=True)],
         "advantage": None,
         "group_complete": group_complete,
@@ -201,41 +205,3 @@ def record(
     }
     row.update(more or {})
     return row
-
-
-class Tokens(Protocol):
-    """What `train.tokens.read_tokens` tells of a rollout's log, as far as a record needs it."""
-
-    @property
-    def coverage(self) -> Mapping[str, Any]: ...
-    @property
-    def captured_calls(self) -> Sequence[Any]: ...
-    @property
-    def sequences(self) -> Sequence[TokenSequence]: ...
-    @property
-    def segments(self) -> Sequence[TokenSequence]: ...
-    @property
-    def segment_notes(self) -> Sequence[Mapping[str, Any]]: ...
-    @property
-    def training_grade(self) -> bool: ...
-    @property
-    def reached(self) -> bool: ...
-
-
-class Unreadable:
-    """Stands in for a log that cannot be read: nothing is known of its calls, and `reason` says why."""
-
-    captured_calls: Sequence[Any] = ()
-    sequences: Sequence[TokenSequence] = ()
-    segments: Sequence[TokenSequence] = ()
-    segment_notes: Sequence[Mapping[str, Any]] = ()
-    training_grade = False
-    reached = False
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-
-    @property
-    def coverage(self) -> dict[str, Any]:
-        return {"calls": 0, "captured_calls": 0, "complete_calls": 0, "training_grade": False,
-                "status": "no_gateway_capture", "reason": self.reason}  # fmt: skip

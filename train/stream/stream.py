@@ -1,4 +1,4 @@
-"""Finished rollouts as records, while a job runs or afterwards, alone or in whole groups with advantages."""
+"""Finished rollouts as records, while a job runs or afterwards, one by one or in whole groups with advantages."""
 
 from __future__ import annotations
 
@@ -9,96 +9,62 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from capture.errors import CaptureError
 from train.errors import BadInput, JobStopped, NoSuchPath, StreamTimeout
+from train.groups.groups import Group, GroupCollector, GroupKey, GroupOptions, finish_order, group_key
+from train.groups.withhold import MemberLog, Withheld, member_log, why_withheld
+from train.rollouts.attempts import AttemptsByJob
 from train.rollouts.follow import Finished, Tree
-from train.rollouts.job_state import Attempts, JobState, RetryPolicy
+from train.rollouts.job_state import JobState
 from train.rollouts.rollouts import Rollout, Warn, read_rollout
-from train.stream.groups import (
-    DEFAULT_BY,
-    EPS,
-    KINDS,
-    AdvantageKind,
-    Group,
-    Groups,
-    MemberLog,
-    Withheld,
-    advantages,
-    group_key,
-    mean_and_std,
-    why_withheld,
-)  # fmt: skip
-from train.stream.records import Encode, Tokens, Unreadable, record
+from train.stream.records import Encode, record
+from train.tokens.rollout_tokens import RolloutTokens, UnreadableLog, read_log
 
-#: Logs of a group up to this many bytes are read once and held; larger ones are read again for the records.
-HELD = 64 << 20
+#: The logs of a group up to this many bytes together are read once; larger ones are read again for the records.
+MEMORY = 64 << 20
 #: How the reading ended, by the job's state.
 ENDED = {
     "finished": "the job ended",
     "stopped": "the job was stopped",
-    "running": "reading ended, and the job went on,",
-    "waiting": "reading ended, and the job had not begun,",
+    "running": "reading ended while the job was running,",
+    "waiting": "reading ended before the job began,",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What a stream does; see `stream_rollouts`."""
+class StreamOptions:
+    """What a stream does; see `stream_rollouts`. `poll_interval` and `timeout` are seconds."""
 
     follow: bool = True
     poll_interval: float = 1.0
     timeout: float | None = None
-    group_size: int | None = None
-    group_by: tuple[str, ...] = DEFAULT_BY
-    advantage: AdvantageKind = "grpo"
-    std_ddof: int = 1
-    eps: float = EPS
+    groups: GroupOptions = field(default_factory=GroupOptions)
 
     def check(self) -> None:
         """Raises `BadInput`."""
-        if self.group_size is not None and self.group_size < 1:
-            raise BadInput("--group-size must be at least 1")
+        self.groups.check()
         if not 0 < self.poll_interval < float("inf"):
             raise BadInput("--poll-interval must be more than 0 seconds")
         if self.timeout is not None and not self.timeout >= 0:
             raise BadInput("--timeout must be 0 seconds or more")
-        if self.advantage not in KINDS:
-            raise BadInput(f"--advantage must be one of {', '.join(KINDS)}")
-        if self.std_ddof not in (0, 1):
-            raise BadInput("--std-ddof must be 0 (the population's deviation) or 1 (the sample's)")
-        if not 0 <= self.eps < float("inf"):
-            raise BadInput("--eps must be 0 or more")
 
 
 @dataclass
 class Counts:
-    """What went where."""
+    """How many rollouts and groups went where."""
 
     streamed: int = 0
-    groups: int = 0
-    withheld: int = 0
-    retried: int = 0
-
-
-@dataclass
-class _Jobs:
-    """Attempts of each job, by its folder."""
-
-    _known: dict[str, Attempts] = field(default_factory=dict)
-
-    def of(self, job: str) -> Attempts:
-        if job not in self._known:
-            self._known[job] = Attempts(RetryPolicy.read(Path(job)))
-        return self._known[job]
+    withheld_groups: int = 0
+    withheld_rollouts: int = 0
+    replaced: int = 0
 
 
 class Stream:
-    """One pass over a job: iterate it once; afterwards `end` says how the job stands."""
+    """One pass over a job: iterate over it once; afterwards `end` is the job's state."""
 
     def __init__(
         self,
         path: Path,
-        options: Options,
+        options: StreamOptions,
         encode: Encode,
         *,
         on_withheld: Callable[[list[Any]], None] | None = None,
@@ -122,18 +88,19 @@ class Stream:
         self._on_warning = on_warning or (lambda _: None)
         self._stopping = threading.Event()
         self._wait = wait or self._stopping.wait
-        self._jobs = _Jobs()
-        self._replaces: dict[str, str] = {}  # rollout's folder -> rollout_path of the attempt it replaces
-        self._replaced: set[str] = set()
-        self._held: dict[str, Rollout] = {}  # failed, to be tried again, while grouping
-        self._groups = Groups(options.group_size, options.group_by) if options.group_size else None
+        self._attempts = AttemptsByJob()
+        self._replaces: dict[Path, str] = {}  # rollout's folder -> rollout_path of the attempt it replaces
+        self._replaced: set[Path] = set()
+        self._awaiting: dict[Path, Rollout] = {}  # failed and to be retried; only while grouping
+        groups = options.groups
+        self._groups = GroupCollector(groups.size, groups.by) if groups.size is not None else None
 
     def stop(self) -> None:
-        """Ends a stream that waits, from another thread."""
+        """Ends a stream that waits; called from another thread."""
         self._stopping.set()
 
     def warn(self, text: str) -> None:
-        """Says each thing once."""
+        """Passes each warning on once."""
         if text not in self._warned:
             self._warned.add(text)
             self._on_warning(text)
@@ -142,9 +109,9 @@ class Stream:
         tree = Tree(self.path, self.warn)
         deadline = None if self.options.timeout is None else time.monotonic() + self.options.timeout
         while True:
-            self.end, found = tree.poll()
+            self.end, finished = tree.poll()
             over = self.end.over
-            yield from self._take(found, over)
+            yield from self._process(finished, over)
             if over or not self.options.follow or self._stopping.is_set():
                 break
             left = self.options.poll_interval if deadline is None else deadline - time.monotonic()
@@ -157,131 +124,125 @@ class Stream:
                 break
         for text in tree.missing_trials():
             self.warn(text)
-        yield from self._rest()
+        yield from self._flush()
 
     def raise_end(self) -> None:
-        """Raises `JobStopped` or `StreamTimeout` when the stream ended so; its text tells how many were streamed."""
-        if self.timed_out and self.end is not None:
-            raise StreamTimeout(
-                f"job not finished after {self.options.timeout:g}s ({self.end.detail}); {self.streamed()}"
-            )
+        """Raises `JobStopped` or `StreamTimeout` when the stream ended so; the text says how many were streamed."""
+        if self.timed_out:
+            raise StreamTimeout(self.summary())
         if self.end is not None and self.end.kind == "stopped":
-            raise JobStopped(f"{self.end.detail}; {self.streamed()}")
+            raise JobStopped(self.summary())
+
+    def summary(self, withheld_file: Path | None = None) -> str:
+        """How the stream ended, in one line: the job's state unless it finished, and the counts."""
+        counts = self.streamed(withheld_file)
+        if self.end is not None and self.timed_out:
+            return f"job not finished after {self.options.timeout:g}s ({self.end.detail}); {counts}"
+        if self.end is not None and self.end.kind == "stopped":
+            return f"{self.end.detail}; {counts}"
+        return counts
 
     def streamed(self, withheld_file: Path | None = None) -> str:
         """`9 rollouts streamed; 1 group withheld (3 rollouts), written to withheld.jsonl`."""
         counts = self.counts
-        text = f"{_many(counts.streamed, 'rollout')} streamed"
-        if counts.groups:
-            text += f"; {_many(counts.groups, 'group')} withheld ({_many(counts.withheld, 'rollout')})"
+        text = f"{_count(counts.streamed, 'rollout')} streamed"
+        if counts.withheld_groups:
+            text += f"; {_count(counts.withheld_groups, 'group')} withheld"
+            text += f" ({_count(counts.withheld_rollouts, 'rollout')})"
             text += f", written to {withheld_file}" if withheld_file else "; --withheld FILE says why"
-        if counts.retried:
-            text += f"; {_many(counts.retried, 'rollout')} left out, a retry stands in"
+        if counts.replaced:
+            text += f"; {_count(counts.replaced, 'rollout')} left out, replaced by a retry"
         return text
 
-    def _take(self, found: list[Finished], over: bool) -> Iterator[dict[str, Any]]:
-        for one in found:  # all of them first: a later one may replace an earlier one
-            self._link(one)
-        for one in found:
-            rollout = self._read(one)
-            if rollout is None:
-                continue
-            awaits = not over and self._jobs.of(one.job).awaits_retry(rollout)
-            retried = awaits or one.path in self._replaced
+    def _process(self, finished: list[Finished], over: bool) -> Iterator[dict[str, Any]]:
+        rollouts = [rollout for item in finished if (rollout := self._read(item)) is not None]
+        rollouts.sort(key=finish_order)  # a reading of the whole job makes the same groups as rows do
+        for rollout in rollouts:  # all of them first: a later one may replace an earlier one
+            self._link(rollout)
+        for rollout in rollouts:
+            awaits = not over and self._attempts.awaits_retry(rollout)
+            replaced = rollout.path in self._replaced
             if self._groups is None:
-                yield self._record(rollout, self._tokens(rollout), retried=retried)
+                yield self._record(rollout, self._tokens(rollout), retried=awaits or replaced)
                 self.counts.streamed += 1
-            elif one.path in self._replaced:
+            elif replaced:
                 self._leave_out(rollout)
             elif awaits:
-                self._held[one.path] = rollout
+                self._awaiting[rollout.path] = rollout
             else:
-                yield from self._grouped(rollout)
+                yield from self._add_to_group(rollout)
 
-    def _link(self, one: Finished) -> None:
-        rollout = self._read(one)
-        before = rollout and self._jobs.of(one.job).add(rollout)
+    def _read(self, finished: Finished) -> Rollout | None:
+        return read_rollout(Path(finished.path), self.path, self.warn)
+
+    def _link(self, rollout: Rollout) -> None:
+        before = self._attempts.add(rollout)
         if before is not None:
-            self._replaced.add(str(before.path))
-            self._replaces[one.path] = before.rollout_path
-            if (held := self._held.pop(str(before.path), None)) is not None:
-                self._leave_out(held)
+            self._replaced.add(before.path)
+            self._replaces[rollout.path] = before.rollout_path
+            if (awaiting := self._awaiting.pop(before.path, None)) is not None:
+                self._leave_out(awaiting)
 
-    def _read(self, one: Finished) -> Rollout | None:
-        return read_rollout(Path(one.path), self.path, self.warn)
-
-    def _rest(self) -> Iterator[dict[str, Any]]:
-        """At the end: attempts that no retry replaced count after all, and groups that never filled are withheld."""
+    def _flush(self) -> Iterator[dict[str, Any]]:
+        """At the end, attempts that no retry replaced count after all, and groups that never filled are withheld."""
         assert self.end is not None
         if self._groups is None:
             return
-        held, self._held = self._held, {}
-        for rollout in held.values():
-            yield from self._grouped(rollout)
-        ended = ENDED[self.end.kind]
-        for group in self._groups.rest():
-            self._withhold(group, why_withheld(group, ended=ended))
+        awaiting, self._awaiting = self._awaiting, {}
+        for rollout in awaiting.values():
+            yield from self._add_to_group(rollout)
+        for group in self._groups.drain():
+            why = why_withheld(group, ended=ENDED[self.end.kind])
+            assert why is not None  # it is not full
+            self._withhold(group, why)
 
-    def _grouped(self, rollout: Rollout) -> Iterator[dict[str, Any]]:
+    def _add_to_group(self, rollout: Rollout) -> Iterator[dict[str, Any]]:
         assert self._groups is not None
         group = self._groups.add(rollout)
         if group is None:
             return
         why = why_withheld(group)
-        tokens: list[Tokens] = []
+        tokens: list[RolloutTokens | UnreadableLog] = []
         if why is None:
             why, tokens = self._judge(group)
         if why is not None:
             self._withhold(group, why)
             return
-        options, rewards = self.options, group.rewards
-        mean, std = mean_and_std(rewards, options.std_ddof)
-        counted = advantages(rewards, options.advantage, options.std_ddof, options.eps)
-        for position, member in enumerate(group.rollouts):
-            more = {
-                "advantage": counted[position] if group.size > 1 else None,
-                "advantage_kind": options.advantage,
-                "group_size": group.size,
-                "group_mean": mean,
-                "group_std": std,
-                "ddof": options.std_ddof,
-                "eps": options.eps,
-            }
+        for position, (member, signal) in enumerate(
+            zip(group.rollouts, group.signals(self.options.groups), strict=True)
+        ):
             read = tokens[position] if tokens else self._tokens(member)
-            yield self._record(member, read, key=group.key, group_complete=True, more=more)
+            yield self._record(member, read, key=group.key, group_complete=True, more=signal)
             self.counts.streamed += 1
 
-    def _judge(self, group: Group) -> tuple[Withheld | None, list[Tokens]]:
-        """Why it is withheld, asking the logs; and what was read of them, where that is small enough to be held."""
-        small = sum(_size(member.journal) for member in group.rollouts) < HELD
+    def _judge(self, group: Group) -> tuple[Withheld | None, list[RolloutTokens | UnreadableLog]]:
+        """Why the group is withheld, from its logs; and what was read of them, where that is small enough to keep."""
+        small = sum(_size(member.journal) for member in group.rollouts) < MEMORY
         logs: list[MemberLog] = []
-        held: list[Tokens] = []
+        read: list[RolloutTokens | UnreadableLog] = []
         for member in group.rollouts:
             tokens = self._tokens(member)
             logs.append(member_log(member, tokens))
             if small:
-                held.append(tokens)
-        return why_withheld(group, logs), held
+                read.append(tokens)
+        return why_withheld(group, logs), read
 
-    def _withhold(self, group: Group, why: Withheld | None) -> None:
-        assert why is not None
-        self.counts.groups += 1
-        self.counts.withheld += len(group.rollouts)
+    def _withhold(self, group: Group, why: Withheld) -> None:
+        self.counts.withheld_groups += 1
+        self.counts.withheld_rollouts += len(group.rollouts)
         if self._on_withheld is not None:
             self._on_withheld([self._withheld(member, group.key, why, group.full) for member in group.rollouts])
 
     def _leave_out(self, rollout: Rollout) -> None:
-        self.counts.retried += 1
+        self.counts.replaced += 1
         if self._on_withheld is not None:
             why = Withheld(
                 "retried", f"{rollout.rollout_path} failed before it could be scored, and a retry replaced it"
             )
-            key = group_key(rollout, self.options.group_by)
+            key = group_key(rollout, self.options.groups.by)
             self._on_withheld([self._withheld(rollout, key, why, None)])
 
-    def _withheld(
-        self, member: Rollout, key: dict[str, str | None], why: Withheld, complete: bool | None
-    ) -> dict[str, Any]:
+    def _withheld(self, member: Rollout, key: GroupKey, why: Withheld, complete: bool | None) -> dict[str, Any]:
         more = {"withheld": why.reason, "withheld_detail": why.detail}
         retried = why.reason == "retried"
         return self._record(member, self._tokens(member), key=key, group_complete=complete, more=more, retried=retried)
@@ -289,41 +250,29 @@ class Stream:
     def _record(
         self,
         rollout: Rollout,
-        tokens: Tokens,
+        tokens: RolloutTokens | UnreadableLog,
         *,
-        key: dict[str, str | None] | None = None,
+        key: GroupKey | None = None,
         retried: bool = False,
         group_complete: bool | None = None,
         more: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        key = group_key(rollout, self.options.group_by) if key is None else key
         return record(
             rollout,
             tokens,
-            key,
+            group_key(rollout, self.options.groups.by) if key is None else key,
             self.encode,
             retried=retried,
-            replaces=self._replaces.get(str(rollout.path)),
+            replaces=self._replaces.get(rollout.path),
             group_complete=group_complete,
             more=more,
         )
 
-    def _tokens(self, rollout: Rollout) -> Tokens:
-        from train.tokens.rollout_tokens import read_tokens
-
-        try:
-            return read_tokens(rollout)
-        except CaptureError as error:
-            self.warn(str(error))
-            return Unreadable(str(error))
-
-
-def member_log(rollout: Rollout, tokens: Tokens) -> MemberLog:
-    """What the group rules ask about a member's log. Of calls that never went through the proxy the runner tells."""
-    if isinstance(tokens, Unreadable):
-        return MemberLog(False, False, tokens.reason)
-    elsewhere = rollout.journal is None and rollout.endpoint_kind == "agent_native"
-    return MemberLog(tokens.reached or elsewhere, tokens.training_grade)
+    def _tokens(self, rollout: Rollout) -> RolloutTokens | UnreadableLog:
+        tokens = read_log(rollout)
+        if isinstance(tokens, UnreadableLog):
+            self.warn(tokens.reason)
+        return tokens
 
 
 def _size(journal: Path | None) -> int:
@@ -333,5 +282,5 @@ def _size(journal: Path | None) -> int:
         return 0
 
 
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -16,7 +16,7 @@ from train.rollouts.job_state import job_state
 from train.rollouts.rollouts import Rollout, Warn, find_rollouts
 from train.tokens.break_evidence import saved
 from train.tokens.call_summary import CAPTURE_OFF, NOT_MERGED
-from train.tokens.rollout_tokens import RolloutTokens, read_tokens
+from train.tokens.rollout_tokens import RolloutTokens, UnreadableLog, read_tokens
 from train.tokens.sampling import certain, sentence
 
 FEW = 3
@@ -79,10 +79,7 @@ def cover(rollout: Rollout, decoder: Decoder | None, name: str, *, explained: bo
         tokens = read_tokens(rollout, decoder=decoder)
         spared = list(saved_breaks(rollout, tokens, decoder)) if explained else []
     except JournalError as error:
-        summary: dict[str, Any] = {
-            "status": "unreadable", "training_grade": False, "path": None, "calls": 0, "captured_calls": 0,
-            "complete_calls": 0, "reason": str(error),
-        }  # fmt: skip
+        summary = UnreadableLog(str(error)).coverage | {"status": "unreadable"}
         return Covered(rollout, summary, line_of(name, summary), [])
     return Covered(rollout, tokens.coverage, line_of(name, tokens.coverage), list(explain(tokens, spared)))
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from capture.breaks.breaks import Break, Decoder
-from capture.errors import RecordError
+from capture.errors import CaptureError, RecordError
 from capture.journal.call import TokenIn
 from capture.journal.journal import Call, JournalReader
 from capture.record import Ids
@@ -115,6 +115,37 @@ def read_tokens(
     breaks, dropped = find_breaks(calls, placements, forgiven, again, decoder)
     coverage = summarize(rollout, calls, placements, segments, breaks, forgiven, problems)
     return RolloutTokens(calls, segments, breaks, coverage, placements, frozenset(forgiven), dropped)
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableLog:
+    """Stands for a log that cannot be read: nothing is known about its calls, and `reason` says why."""
+
+    reason: str
+    captured_calls: tuple[dict[str, Any], ...] = ()
+    sequences: tuple[TokenSequence, ...] = ()
+    segments: tuple[TokenSequence, ...] = ()
+    segment_notes: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def coverage(self) -> dict[str, Any]:
+        return {
+            "status": "no_gateway_capture",
+            "training_grade": False,
+            "path": None,
+            "calls": 0,
+            "captured_calls": 0,
+            "complete_calls": 0,
+            "reason": self.reason,
+        }
+
+
+def read_log(rollout: Rollout) -> RolloutTokens | UnreadableLog:
+    """`read_tokens`, for callers that go on without the log where it cannot be read."""
+    try:
+        return read_tokens(rollout)
+    except CaptureError as error:
+        return UnreadableLog(str(error))
 
 
 def _calls(rollout: Rollout, problems: list[str]) -> Iterator[Call]:

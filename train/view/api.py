@@ -18,8 +18,9 @@ from typing import Any
 from capture.errors import CaptureError
 from capture.record import Ids
 from train.errors import BadInput, NoSuchPath, TrainError
+from train.groups.groups import GroupOptions
 from train.view.calls import call_view, rollout_view
-from train.view.groups import Grouping
+from train.view.groups import VIEW_BY
 from train.view.id_text import Vocabulary
 from train.view.rollout_cache import Reading, Readings
 from train.view.rollout_index import Index
@@ -31,7 +32,7 @@ STRIPS = 8
 class View:
     """Everything that a page can ask about what is at `root`."""
 
-    def __init__(self, root: Path, *, tokenizer: Path | None = None, grouping: Grouping | None = None) -> None:
+    def __init__(self, root: Path, *, tokenizer: Path | None = None, grouping: GroupOptions | None = None) -> None:
         """Raises `NoSuchPath`, `BadInput`."""
         if not root.exists():
             raise NoSuchPath(f"No such path: {root}")
@@ -39,7 +40,7 @@ class View:
             raise BadInput(f"{root} is no rollout; give a job folder, a rollout's folder, or a journal (.jsonl)")
         self.root = root
         self.readings = Readings(Vocabulary.load(tokenizer))
-        self.index = Index(root, self.readings, grouping or Grouping())
+        self.index = Index(root, self.readings, grouping or GroupOptions(VIEW_BY))
         self._strips: OrderedDict[tuple[int, str], tuple[Reading, Strip]] = OrderedDict()
 
     def answer(self, question: str, words: Mapping[str, str]) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from train.errors import BadInput
-from train.stream.groups import parse_group_by
-from train.view.groups import SHOWN_BY, Grouping
+from train.groups.groups import GroupOptions, parse_group_by
+from train.view.groups import VIEW_BY
 
 
 def register(bench: typer.Typer) -> None:
@@ -34,7 +34,7 @@ def view(
     ] = None,
     group_by: Annotated[
         str, typer.Option("--group-by", help="What rollouts have in common that are shown together.")
-    ] = ",".join(SHOWN_BY),
+    ] = ",".join(VIEW_BY),
     group_size: Annotated[
         int | None, typer.Option("--group-size", min=1, help="How many make a group. Default: all that have one key.")
     ] = None,
@@ -66,7 +66,7 @@ def view(
             f"--host {host} is beyond this machine, and there is no password: whoever reaches it reads every prompt "
             "and reply; add --allow-network if that is meant"
         )
-    shown = View(path, tokenizer=tokenizer, grouping=Grouping(parse_group_by(group_by), group_size))
+    shown = View(path, tokenizer=tokenizer, grouping=GroupOptions(parse_group_by(group_by), group_size))
     if text:
         from train.view.terminal import print_story
 

@@ -14,11 +14,11 @@ from typing import Any
 from capture.errors import CaptureError
 from capture.sequences.sequences import TRAINABLE_KINDS
 from train.errors import TrainError
+from train.groups.groups import GroupOptions
+from train.groups.withhold import MemberLog, member_log
 from train.rollouts.job_state import JobState, job_state, together
 from train.rollouts.rollouts import Rollout, find_rollouts
-from train.stream.groups import MemberLog
-from train.stream.stream import member_log
-from train.view.groups import Grouping, grouped
+from train.view.groups import group_rows
 from train.view.rollout_cache import Reading, Readings, stamp
 
 #: Seconds between looks at the folder, and how many times as long as a look takes to wait at least.
@@ -54,7 +54,7 @@ class Entry:
 class Index:
     """The rows of everything at `root`. `start` begins the looking and reading, on a thread that ends with us."""
 
-    def __init__(self, root: Path, readings: Readings, grouping: Grouping) -> None:
+    def __init__(self, root: Path, readings: Readings, grouping: GroupOptions) -> None:
         self.root, self.readings, self.grouping = root, readings, grouping
         self.version = 0
         self.notes: list[str] = []
@@ -86,7 +86,7 @@ class Index:
         """What the first view shows; only the rows that changed after version `since`."""
         self._asked = time.monotonic()
         entries = self.entries()
-        told = grouped(
+        told = group_rows(
             [(one.rollout, one.log if one.fresh else None) for one in entries if not one.gone],
             self.grouping,
             self.state,
