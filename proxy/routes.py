@@ -6,12 +6,9 @@ from collections.abc import Coroutine
 from typing import Any
 
 from proxy.admin.metrics import Metrics
-from proxy.calls.handlers import CHAT, COMPLETIONS, ByPath, Relay, Translated
+from proxy.calls.handlers import CHAT, COMPLETIONS, Relay, Translated
 from proxy.calls.models import CountTokens, Models
-from proxy.dialects.anthropic.dialect import Messages
-from proxy.dialects.base import Dialect
-from proxy.dialects.gemini.dialect import PREFIXES, Gemini
-from proxy.dialects.responses.dialect import Responses
+from proxy.dialects.registry import DIALECTS
 from proxy.errors import Refusal, error_body
 from proxy.http.client_request import ClientRequest
 from proxy.http.connection import Handler
@@ -19,8 +16,6 @@ from proxy.http.headers import JSON_HEADERS
 from proxy.http.target import parse_target
 from proxy.sessions.registry import Sessions
 from proxy.settings import Settings
-
-DIALECTS: tuple[Dialect, ...] = (Messages(), Responses())
 
 
 class Routes:
@@ -30,15 +25,18 @@ class Routes:
         calls: dict[str, Handler] = {
             CHAT: Relay("openai-chat", CHAT, sessions, settings, metrics),
             COMPLETIONS: Relay("openai-completions", COMPLETIONS, sessions, settings, metrics),
-            **{one.path: Translated(one, sessions, settings, metrics) for one in DIALECTS},
         }
-        self._posts: dict[str, Handler] = {
-            **calls,
-            "/v1/messages/count_tokens": CountTokens(Messages(), sessions, settings),
-        }
+        self._posts: dict[str, Handler] = {}
+        self._below: dict[str, Handler] = {}
+        for dialect in DIALECTS:
+            for path in dialect.paths:
+                to = self._below if path.endswith("/") else calls
+                to[path] = Translated(dialect, sessions, settings, metrics)
+            if dialect.count_path:
+                self._posts[dialect.count_path] = CountTokens(dialect, sessions, settings)
+        self._posts |= calls
         self._at_once = {path.encode(): (path, call) for path, call in calls.items()}
         self._models = Models(sessions)
-        self._gemini = ByPath(Gemini(), sessions, settings, metrics)
 
     def __call__(self, agent: ClientRequest) -> Coroutine[Any, Any, None]:
         found = self._at_once.get(agent.target)
@@ -54,7 +52,8 @@ class Routes:
         agent.session, path, agent.query = target
         agent.path = path
         if agent.method == "POST":
-            return self._gemini if path.startswith(PREFIXES) else self._posts.get(path, no_route)
+            below = next((handler for prefix, handler in self._below.items() if path.startswith(prefix)), no_route)
+            return self._posts.get(path, below)
         if agent.method == "GET" and (path == "/v1/models" or path.startswith("/v1/models/")):
             return self._models
         return healthy if agent.method in ("GET", "HEAD") and path in ("/", "/health") else no_route
@@ -69,16 +68,16 @@ async def no_target(agent: ClientRequest) -> None:
 
 
 async def no_route(agent: ClientRequest) -> None:
-    served = ", ".join((CHAT, COMPLETIONS, *(one.path for one in DIALECTS), Gemini.path + "…"))
+    paths = [dialect.paths[0] for dialect in DIALECTS]
+    served = ", ".join((CHAT, COMPLETIONS, *(f"{path}…" if path.endswith("/") else path for path in paths)))
     message = f"{agent.method} {agent.path} is not served here; the model routes are POST {served}"
-    if agent.path.startswith("/v1/responses"):
-        message = (
-            f"{agent.method} {agent.path} is not served here: no answer is kept to be fetched, and no background runs. "
-            "POST /v1/responses is, with the whole history or a previous_response_id of the same session"
-        )
+    for dialect in DIALECTS:
+        if dialect.not_served and agent.path.startswith(dialect.paths):
+            message = f"{agent.method} {agent.path} is not served here: {dialect.not_served}"
     if agent.path.startswith(("/sessions", "/metrics")):
         message = f"{agent.method} {agent.path} is not served here but on the admin port: --admin-port opens it"
     status, body = 404, error_body(None, Refusal(404, message))
-    if agent.header(b"anthropic-version") is not None:
-        status, body = Messages().error(404, message)
+    for dialect in DIALECTS:
+        if dialect.client_header and agent.header(dialect.client_header) is not None:
+            status, body = dialect.error(404, message)
     agent.answer(status, JSON_HEADERS, body)

@@ -11,7 +11,6 @@ from proxy.calls.request_body import Request
 from proxy.calls.translated_exchange import TranslatedExchange
 from proxy.calls.upstream_call import Route
 from proxy.dialects.base import Dialect
-from proxy.dialects.gemini.dialect import Gemini
 from proxy.errors import FAILED, Refusal, error_body
 from proxy.http.client_request import AgentLeft, ClientRequest
 from proxy.http.headers import JSON_HEADERS
@@ -84,21 +83,8 @@ class Translated(Relay):
         self.dialect: Dialect = dialect
 
     def exchange(self, session: Session, number: int, agent: ClientRequest, request: Request) -> Exchange:
-        return TranslatedExchange(self.dialect, self.route, session, number, agent, request)
-
-
-class ByPath(Translated):
-    """The route of Gemini's dialect, whose paths say which model is called, and whether it streams."""
-
-    def __init__(self, dialect: Gemini, sessions: Sessions, settings: Settings, metrics: Metrics) -> None:
-        super().__init__(dialect, sessions, settings, metrics)
-        self.any = dialect
-
-    def exchange(self, session: Session, number: int, agent: ClientRequest, request: Request) -> Exchange:
-        dialect = self.any.called(agent.path, agent.query)
-        exchange = TranslatedExchange(dialect, self.route, session, number, agent, request)
-        exchange.facts.path = agent.path
-        return exchange
+        dialect = self.dialect.for_call(agent.path, agent.query)
+        return TranslatedExchange(dialect, self.route, session, number, agent, request)
 
 
 def refuse(agent: ClientRequest, session: Session | None, refusal: Refusal, dialect: Dialect | None = None) -> None:

@@ -12,7 +12,7 @@ import orjson
 from proxy.calls.exchange import REDIRECTED
 from proxy.calls.handlers import Endpoint
 from proxy.calls.request_body import Request
-from proxy.dialects.anthropic.dialect import Messages
+from proxy.dialects.base import Dialect
 from proxy.errors import Refusal, UpstreamError
 from proxy.http.client_request import ClientRequest, reply_headers
 from proxy.http.headers import JSON_HEADERS
@@ -43,9 +43,9 @@ class Models(Endpoint):
 class CountTokens(Endpoint):
     """`POST /v1/messages/count_tokens`, by the engine's own template and tokenizer."""
 
-    def __init__(self, dialect: Messages, sessions: Sessions, settings: Settings) -> None:
+    def __init__(self, dialect: Dialect, sessions: Sessions, settings: Settings) -> None:
         super().__init__(sessions)
-        self.dialect: Messages = dialect
+        self.dialect: Dialect = dialect
         self.settings = settings
 
     async def answer(self, agent: ClientRequest, session: Session) -> None:

@@ -15,8 +15,7 @@ from proxy.calls.journal_line import In, journal_line
 from proxy.calls.reply_bytes import error_text, loads
 from proxy.calls.request_body import Request
 from proxy.calls.upstream_call import Route
-from proxy.dialects.base import Dialect, Reply
-from proxy.dialects.base import Translated as Translation
+from proxy.dialects.base import ChatRequest, Dialect, ReplyTranslator
 from proxy.dialects.chat import dumps
 from proxy.errors import Refusal, UpstreamBroke, UpstreamError
 from proxy.http.client_request import ClientRequest, reply_headers
@@ -39,11 +38,11 @@ class TranslatedExchange(Exchange):
     ) -> None:
         super().__init__(route, session, number, agent, request)
         self.dialect = dialect
-        self.facts.path = dialect.path
+        self.facts.path = agent.path
         self.facts.dialect = dialect.wire
         self.facts.call_type = dialect.call_type
-        self.translation: Translation | None = None
-        self.reply: Reply | None = None
+        self.translation: ChatRequest | None = None
+        self.reply: ReplyTranslator | None = None
 
     async def _exchange(self) -> None:
         try:
@@ -82,7 +81,7 @@ class TranslatedExchange(Exchange):
             return b""
         if first:
             self._acquaint()
-        return reply.chunk(chunk)
+        return reply.feed(chunk)
 
     def _acquaint(self) -> None:
         """Tells the reply what only the engine's file and the record know."""
@@ -101,7 +100,7 @@ class TranslatedExchange(Exchange):
             raise UpstreamBroke(CUT_OFF)
         else:
             self.reply.matched_stop = self.reader.engine.matched_stop(self.reader)
-            self._held.append(self.reply.end())
+            self._held.append(self.reply.finish())
 
     async def _whole(self, response: Response) -> None:
         """The engine answered whole; so does the agent get it, or as the events it would have seen."""
@@ -120,11 +119,11 @@ class TranslatedExchange(Exchange):
             raise UpstreamBroke(NO_CHAT)
         self._acquaint()
         if not self.request.streams:
-            self._reply = 200, self._headers(response), dumps(reply.whole(chat))
+            self._reply = 200, self._headers(response), dumps(reply.body(chat))
             return
         self._holding = True
-        self._held += [reply.chunk(chunk) for chunk in stream_of(chat, include_usage=True)]
-        self._held.append(reply.end())
+        self._held += [reply.feed(chunk) for chunk in stream_of(chat, include_usage=True)]
+        self._held.append(reply.finish())
 
     _restream = _whole
 
@@ -167,7 +166,7 @@ class TranslatedExchange(Exchange):
     def _fail(self, status: int, message: str) -> None:
         self._holding = True
         assert self.reply is not None
-        self._held.append(self.reply.fail(status, message))
+        self._held.append(self.reply.error_event(status, message))
 
     def _headers(self, response: Response) -> Headers:
         """The engine's own headers (`retry-after`, ids) on an answer that is ours."""
@@ -184,9 +183,9 @@ class TranslatedExchange(Exchange):
         chat = body = None
         if self.reader is not None and self.reply is not None and self.facts.outcome != "error":
             chat = self.reader.assembled()
-            body = self.reply.whole(chat)
+            body = self.reply.body(chat)
         if self.translation is not None and chat is not None and body is not None and self.facts.outcome == "ok":
-            self.session.earlier.keep(self.dialect.keep(self.translation, chat, body))
+            self.session.earlier.keep(self.dialect.cache_entries(self.translation, chat, body))
         dropped = [] if self.translation is None else self.translation.dropped
         said = In(body, chat, dropped, sent=self.translation is not None)
         line = journal_line(self.facts, self.request, self.agent.headers, self.session, self.reader, capture, said)

@@ -1,1 +1,1 @@
-"""What agents speak besides chat completions: one file a dialect, to chat and back, streamed and not."""
+"""The APIs that agents speak besides chat completions: one folder per dialect, registered in `registry`."""

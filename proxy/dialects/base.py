@@ -1,4 +1,4 @@
-"""A dialect: an agent's request becomes a chat completions request, the engine's chat answer the dialect's own.
+"""A dialect: an API that agents speak besides chat completions, translated to chat completions and back.
 
 Pure: no sockets, no files, no clock. The exchange (`proxy/calls/translated_exchange.py`) sends, records and writes.
 """
@@ -12,12 +12,12 @@ from typing import Any, ClassVar, Protocol
 
 
 @dataclass(slots=True)
-class Translated:
-    """A request as chat. `chat` goes to the engine, but for what is asked of it for the record.
+class ChatRequest:
+    """An agent's request, translated. `chat` is the chat completions body, before what is added for capture.
 
     `dropped` are the paths of request fields that were left out because they do not change what is sampled. `streams`
     says whether the agent wants events; `chat` then has `stream` and `stream_options.include_usage`. `context` is the
-    dialect's own: kinds of tools by name, options that the answer repeats, ids.
+    dialect's own: what its `ReplyTranslator` needs of the request.
     """
 
     chat: dict[str, Any]
@@ -26,70 +26,91 @@ class Translated:
     context: Any = None
 
 
-class Earlier(Protocol):
-    """What a session keeps of its earlier answers, by a name that the dialect chose; bounded, so None is possible."""
+class EarlierAnswers(Protocol):
+    """What a session remembers of its earlier answers, by names that the dialect chose (`Dialect.cache_entries`).
+
+    Its memory is bounded, so any entry may be gone.
+    """
 
     def get(self, name: str, /) -> str | bytes | None: ...
 
 
 class Dialect(ABC):
-    """One dialect; holds nothing but constants."""
+    """One dialect, without state. Registered in `proxy/dialects/registry.py`."""
 
     #: `metadata.dialect` of a journal line.
     wire: ClassVar[str]
     #: `metadata.call_type`, BenchFlow's word for it.
     call_type: ClassVar[str]
-    #: The route, as agents call it.
-    path: ClassVar[str]
+    #: The routes that agents POST to. One that ends with a slash stands for all paths below it.
+    paths: ClassVar[tuple[str, ...]]
+    #: A route that counts the tokens of a prompt (see `count`), where the API has one.
+    count_path: ClassVar[str | None] = None
+    #: A request header by which clients of this dialect are known on routes that are not served.
+    client_header: ClassVar[bytes | None] = None
+    #: What to say about other methods and paths of the API than those served.
+    not_served: ClassVar[str] = ""
+
+    def for_call(self, path: str, query: bytes) -> Dialect:
+        """The dialect of one call, for APIs whose address says more than the route. May raise `Refusal`."""
+        return self
 
     @abstractmethod
-    def translate(self, body: dict[str, Any], earlier: Earlier) -> Translated:
+    def translate(self, body: dict[str, Any], earlier: EarlierAnswers) -> ChatRequest:
         """`body` (which is not changed) as chat. Raises `Refusal` (400) with a sentence that names the field."""
 
+    def count(self, body: dict[str, Any], earlier: EarlierAnswers) -> dict[str, Any]:
+        """The chat body whose prompt `count_path` asks about. Raises `Refusal` as `translate` does."""
+        return self.translate(body, earlier).chat
+
     @abstractmethod
-    def reply(self, translated: Translated) -> Reply:
-        """What takes the answer to this request back to the agent."""
+    def reply(self, request: ChatRequest) -> ReplyTranslator:
+        """The translator of the answer to this request."""
 
     @abstractmethod
     def error(self, status: int, message: str, engine_error: Any = None) -> tuple[int, bytes]:
-        """An error's status and body in this dialect. `engine_error` is the engine's own parsed body, where it has one:
-        nested under `error` (vLLM, llama.cpp) or flat (SGLang)."""
+        """An error's status and body. `engine_error` is the engine's own parsed body, if any: nested under `error`
+        (vLLM, llama.cpp) or flat (SGLang)."""
 
-    def keep(self, translated: Translated, chat: dict[str, Any], body: dict[str, Any]) -> Mapping[str, str | bytes]:
-        """What later calls of the session may need (`Earlier`), by name. Called after an answer that came whole:
-        `chat` is the completed chat body, `body` the dialect's."""
+    def cache_entries(
+        self, request: ChatRequest, chat: dict[str, Any], body: dict[str, Any]
+    ) -> Mapping[str, str | bytes]:
+        """What later calls of the session may need (`EarlierAnswers`), by name. Called after a complete answer: `chat`
+        is the completed chat body, `body` the one that the agent got."""
         return {}
 
 
-class Reply(ABC):
-    """One answer on its way back to the agent. Bytes are whole events."""
+class ReplyTranslator(ABC):
+    """Translates one answer. Use it once: `feed` and `finish` for a stream, or `body` alone; `body` also tells, after
+    a stream, what that stream said. Bytes are whole events."""
 
-    #: How many tokens the prompt has, where that is known before the first chunk.
+    #: Number of prompt tokens, where known before the first chunk.
     prompt_tokens: int | None = None
-    #: Whether the engine's answer begins with the words of the assistant that it was to go on from.
+    #: Whether the engine repeats the text of an assistant turn that it was asked to continue.
     repeats_prefill: bool = False
-    #: The stop string that ended the answer, where only the engine's file can tell; "" for one of several.
+    #: The stop string that ended the answer, where only the engine's module can tell; "" for one of several.
     matched_stop: str | None = None
 
     @abstractmethod
-    def chunk(self, chunk: dict[str, Any]) -> bytes:
-        """One parsed chat chunk in, events out, maybe none; the first opens the stream.
+    def feed(self, chunk: dict[str, Any]) -> bytes:
+        """The events for one parsed chat chunk, maybe none; the first chunk opens the stream.
 
-        What the record asked for (ids, logprobs) may still be in it: take named fields only, and change nothing.
+        The chunk may still hold what was added for capture (ids, logprobs): read named fields only, change nothing.
         """
 
     @abstractmethod
-    def end(self) -> bytes:
-        """The closing events of an answer that is complete: held back until the journal line is written."""
+    def finish(self) -> bytes:
+        """The closing events of a complete answer. They are held back until the journal line is written."""
 
     @abstractmethod
-    def fail(self, status: int, message: str) -> bytes:
-        """The error event, in mid-stream or as the first one."""
+    def error_event(self, status: int, message: str) -> bytes:
+        """The event for an error, in mid-stream or as the first one."""
 
     @abstractmethod
     def ping(self) -> bytes:
-        """What keeps a quiet stream open."""
+        """The event that keeps a quiet stream open."""
 
     @abstractmethod
-    def whole(self, body: dict[str, Any]) -> dict[str, Any]:
-        """A completed chat body as the dialect's, with the ids that the stream has; also of one that broke off."""
+    def body(self, chat: dict[str, Any]) -> dict[str, Any]:
+        """A completed chat body as the dialect's, with the ids that the stream had; also of an answer that broke
+        off."""

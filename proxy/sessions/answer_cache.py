@@ -1,4 +1,4 @@
-"""What a session keeps in memory of its earlier answers, for dialects that refer to them (`Earlier`)."""
+"""What a session keeps in memory of its earlier answers, for dialects that refer to them (`EarlierAnswers`)."""
 
 from __future__ import annotations
 

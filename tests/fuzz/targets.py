@@ -31,9 +31,9 @@ from capture.schemas import examples
 from capture.sse import Decoder, Event
 from proxy.calls.journal_line import _dump
 from proxy.calls.request_body import parse
-from proxy.dialects.anthropic.dialect import Messages
+from proxy.dialects.anthropic.dialect import AnthropicDialect
 from proxy.dialects.base import Dialect
-from proxy.dialects.responses.dialect import Responses
+from proxy.dialects.responses.dialect import ResponsesDialect
 from proxy.errors import Refusal, UpstreamBroke, UpstreamTimeout
 from proxy.sessions.answer_cache import AnswerCache
 from proxy.settings import Timeouts
@@ -178,7 +178,7 @@ def assembler(choices: list[tuple[dict[str, Any], str]]) -> None:
 
 ASKED: dict[str, tuple[Dialect, list[Any]]] = {
     "messages": (
-        Messages(),
+        AnthropicDialect(),
         [
             {"model": "m", "max_tokens": 5, "system": [{"type": "text", "text": "s"}], "stream": True, "messages": [
                 {"role": "user", "content": "a"},
@@ -193,7 +193,7 @@ ASKED: dict[str, tuple[Dialect, list[Any]]] = {
         ],
     ),
     "responses": (
-        Responses(),
+        ResponsesDialect(),
         [
             {"model": "m", "instructions": "s", "stream": True, "store": True, "input": [
                 {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
@@ -248,15 +248,15 @@ def answers_of_dialects(name: str, data: bytes, places: list[int], engine_name: 
         if event.data and event.data.strip() != b"[DONE]":
             chunk = reader.chunk(event.data)
             if chunk is not None:
-                out.append(reply.chunk(chunk))
-    out.append(reply.end() if reader.finished and reader.error is None else reply.fail(500, "broke"))
+                out.append(reply.feed(chunk))
+    out.append(reply.finish() if reader.finished and reader.error is None else reply.error_event(500, "broke"))
     for event in decoded([b"".join(out)]):
         if event.data is not None:
             told = json.loads(event.data)
             assert event.complete and event.event is not None and told["type"] == event.event.decode()
-    body = reply.whole(reader.assembled())
+    body = reply.body(reader.assembled())
     json.dumps(body)
-    dialect.keep(translated, reader.assembled(), body)
+    dialect.cache_entries(translated, reader.assembled(), body)
 
 
 @target(st.sampled_from(sorted(ASKED)), bent([json.loads(data) for data in WHOLE.values()]))
@@ -268,13 +268,13 @@ def bodies_of_dialects(name: str, chat: Any) -> None:
     reader.body(json.dumps(chat).encode())
     whole = reader.assembled()
     if isinstance(whole, dict) and whole.get("choices"):
-        body = dialect.reply(translated).whole(whole)
+        body = dialect.reply(translated).body(whole)
         json.dumps(body)
-        dialect.keep(translated, whole, body)
+        dialect.cache_entries(translated, whole, body)
         reply = dialect.reply(translated)
         for chunk in stream_of(whole, include_usage=True):
-            reply.chunk(chunk)
-        reply.end()
+            reply.feed(chunk)
+        reply.finish()
 
 
 # the files

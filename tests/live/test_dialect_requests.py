@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.anthropic.dialect import Messages
+from proxy.dialects.anthropic.dialect import AnthropicDialect
 from proxy.dialects.base import Dialect
-from proxy.dialects.gemini.dialect import Gemini
-from proxy.dialects.responses.dialect import Responses
+from proxy.dialects.gemini.dialect import GeminiDialect
+from proxy.dialects.responses.dialect import ResponsesDialect
 
 TRANSCRIPTS = Path(__file__).parents[1] / "proxy/transcripts"
 #: The dialects that agents speak; their requests are recorded in a folder of the agent's name.
-AGENTS: dict[str, Dialect] = {"codex": Responses(), "gemini": Gemini("my-policy", streams=True)}
+AGENTS: dict[str, Dialect] = {"codex": ResponsesDialect(), "gemini": GeminiDialect("my-policy", streams=True)}
 #: Runs in vLLM's own environment: standard input is a list of requests, standard output what it says of each.
 CHECK = """
 import json, sys
@@ -39,7 +39,7 @@ def recorded() -> list[tuple[str, Dialect, dict[str, Any]]]:
         for path in sorted((TRANSCRIPTS / agent).glob("*.json"))
     ]
     claude = json.loads((TRANSCRIPTS / "claude_code.json").read_text())
-    return found + [(one["name"], Messages(), one["body"]) for one in claude if one["body"]]
+    return found + [(one["name"], AnthropicDialect(), one["body"]) for one in claude if one["body"]]
 
 
 def test_recorded_requests_are_valid_for_vllm() -> None:

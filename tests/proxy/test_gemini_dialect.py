@@ -15,19 +15,19 @@ from openai.types.chat.completion_create_params import CompletionCreateParams
 from pydantic import TypeAdapter
 
 from capture.assemble import stream_of
-from proxy.dialects.base import Reply, Translated
-from proxy.dialects.gemini.dialect import Gemini
+from proxy.dialects.base import ChatRequest, ReplyTranslator
+from proxy.dialects.gemini.dialect import GeminiDialect
 from proxy.errors import Refusal
 from tests.proxy.test_responses_round_trip import turns
 
 CHAT: TypeAdapter[Any] = TypeAdapter(CompletionCreateParams)
 RECORDED = Path(__file__).parent / "transcripts/gemini"
-GEMINI = Gemini("my-policy", streams=True)
+GEMINI = GeminiDialect("my-policy", streams=True)
 HI = [{"role": "user", "parts": [{"text": "hi"}]}]
 RUN = {"functionDeclarations": [{"name": "run", "description": "Runs.", "parametersJsonSchema": {"type": "object"}}]}
 
 
-def translated(earlier: dict[str, Any] | None = None, **body: Any) -> Translated:
+def translated(earlier: dict[str, Any] | None = None, **body: Any) -> ChatRequest:
     made = GEMINI.translate({"contents": HI, **body}, earlier or {})
     CHAT.validate_python(made.chat)
     return made
@@ -39,7 +39,7 @@ def fields(**body: Any) -> dict[str, Any]:
     return {name: value for name, value in made.chat.items() if name not in usual}
 
 
-def replying(**body: Any) -> Reply:
+def replying(**body: Any) -> ReplyTranslator:
     return GEMINI.reply(translated(**body))
 
 
@@ -59,7 +59,7 @@ def test_the_path_says_which_model_and_whether_it_streams() -> None:
         ("/v1beta/models/org/m:streamGenerateContent", b"alt=sse", True),
         ("/v1/models/org/m:generateContent", b"", False),
     ):
-        called = Gemini().called(path, query)
+        called = GeminiDialect().called(path, query)
         assert (called.model, called.streams) == ("org/m", streams)
     for path, query, status in (
         ("/v1beta/models/m:countTokens", b"", 404),
@@ -67,7 +67,7 @@ def test_the_path_says_which_model_and_whether_it_streams() -> None:
         ("/v1beta/models/m:streamGenerateContent", b"", 400),
     ):
         with pytest.raises(Refusal) as refused:
-            Gemini().called(path, query)
+            GeminiDialect().called(path, query)
         assert refused.value.status == status
 
 
@@ -178,7 +178,7 @@ def test_a_stream() -> None:
         "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}],
         "usage": usage,
     }
-    events = told(b"".join(reply.chunk(chunk) for chunk in stream_of(chat, include_usage=True)) + reply.end())
+    events = told(b"".join(reply.feed(chunk) for chunk in stream_of(chat, include_usage=True)) + reply.finish())
     parts = [part for event in events for part in event["candidates"][0]["content"]["parts"]]
     assert parts[0] == {"text": "hm", "thought": True}
     assert parts[1].pop("thoughtSignature") and parts[1] == {"text": "I run"}
@@ -186,7 +186,7 @@ def test_a_stream() -> None:
     assert events[-1]["candidates"][0]["finishReason"] == "STOP"
     counts = {"promptTokenCount": 7, "candidatesTokenCount": 5, "totalTokenCount": 12}
     assert events[-1]["usageMetadata"] == counts and events[-1]["modelVersion"] == "served"
-    whole = reply.whole(chat)
+    whole = reply.body(chat)
     types.GenerateContentResponse.model_validate(whole)
     assert whole["responseId"] == events[0]["responseId"] and whole["usageMetadata"] == counts
     assert [set(part) - {"thoughtSignature"} for part in whole["candidates"][0]["content"]["parts"]] == [
@@ -201,7 +201,7 @@ def test_a_stream() -> None:
 def test_arguments_that_are_no_object_are_no_call(finish: str, arguments: str, reason: str) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "run", "arguments": arguments}}
     chat = {"choices": [{"index": 0, "message": {"tool_calls": [call]}, "finish_reason": finish}]}
-    candidate = replying().whole(chat)["candidates"][0]
+    candidate = replying().body(chat)["candidates"][0]
     assert candidate["finishReason"] == reason
     assert ("functionCall" in candidate["content"]["parts"][0]) is (reason == "STOP")
     assert (candidate.get("finishMessage") or arguments).endswith(f"{arguments})" if "MAL" in reason else arguments)
@@ -209,7 +209,7 @@ def test_arguments_that_are_no_object_are_no_call(finish: str, arguments: str, r
 
 def test_a_failure_and_a_ping() -> None:
     reply = replying()
-    ping, failed = told(reply.ping() + reply.fail(503, "busy"))
+    ping, failed = told(reply.ping() + reply.error_event(503, "busy"))
     assert "candidates" not in ping
     assert failed == {"error": {"code": 503, "message": "busy", "status": "UNAVAILABLE"}}
     assert GEMINI.error(500, "x", {"error": {"message": "image input is not supported"}})[0] == 400
@@ -236,8 +236,8 @@ def test_a_conversation_that_went_through_both_ways_is_the_same(
         reply = GEMINI.reply(made)
         message = {name: value for name, value in turn.items() if name != "reasoning_content"}
         chat = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
-        body = json.loads(json.dumps(reply.whole(chat)))
-        kept |= GEMINI.keep(made, chat, body)
+        body = json.loads(json.dumps(reply.body(chat)))
+        kept |= GEMINI.cache_entries(made, chat, body)
         contents.append(body["candidates"][0]["content"])
         expected.append(turn)
         answers = []

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from capture.assemble import Assembler, stream_of
 from capture.sequences.purpose import purpose
-from proxy.dialects.anthropic.dialect import Messages
+from proxy.dialects.anthropic.dialect import AnthropicDialect
 from proxy.dialects.anthropic.reply import input_of
 from proxy.errors import Refusal
 
-MESSAGES = Messages()
+MESSAGES = AnthropicDialect()
 #: Requests of Claude Code 2.1.197, recorded against a scripted API: by default, lean, and with an API that fails.
 RECORDED: list[dict[str, Any]] = [
     one for one in json.loads((Path(__file__).parent / "transcripts/claude_code.json").read_text()) if one["body"]
@@ -154,17 +154,17 @@ def test_a_conversation_that_went_through_both_ways_is_the_same(
         reply = MESSAGES.reply(translated)
         choice = {"index": 0, "message": turn, "finish_reason": "tool_calls" if turn.get("tool_calls") else "stop"}
         chat: dict[str, Any] = {"id": "chatcmpl-1", "object": "chat.completion", "model": "m", "choices": [choice]}
-        whole = json.loads(json.dumps(reply.whole(chat)))
+        whole = json.loads(json.dumps(reply.body(chat)))
         if data.draw(st.booleans()):
             chunks = stream_of(chat, include_usage=True)
             assembler = Assembler()
             for chunk in chunks:
                 assembler.add(chunk)
-            assert MESSAGES.reply(translated).whole(assembler.body())["content"] == whole["content"]
-            assert heard(b"".join(map(reply.chunk, chunks)) + reply.end()) == {
+            assert MESSAGES.reply(translated).body(assembler.body())["content"] == whole["content"]
+            assert heard(b"".join(map(reply.feed, chunks)) + reply.finish()) == {
                 name: whole[name] for name in ("id", "model", "content", "stop_reason", "stop_sequence", "usage")
             }
-        kept |= MESSAGES.keep(translated, chat, whole)
+        kept |= MESSAGES.cache_entries(translated, chat, whole)
         expected.append(turn)
         body["messages"].append({"role": "assistant", "content": whole["content"]})
         back: list[dict[str, Any]] = []
@@ -276,7 +276,7 @@ def test_a_strange_value_anywhere_is_a_chat_request_or_a_refusal() -> None:
                 refused += 1
             else:
                 json.dumps(made.chat)
-                MESSAGES.reply(made).whole({"choices": [{"message": {"content": "x"}, "finish_reason": "stop"}]})
+                MESSAGES.reply(made).body({"choices": [{"message": {"content": "x"}, "finish_reason": "stop"}]})
                 kept += 1
     assert kept > 200 and refused > 200
 
@@ -303,8 +303,8 @@ def test_a_strange_value_anywhere_in_an_answer_is_survived() -> None:
                 at = at[name]
             at[path[-1]] = odd
             reply = MESSAGES.reply(made)
-            events = reply.chunk(chunk) + reply.end()
+            events = reply.feed(chunk) + reply.finish()
             assert heard(events)["content"] is not None
-            body = reply.whole(chunk)
+            body = reply.body(chunk)
             json.dumps(body)
-            MESSAGES.keep(made, chunk, body)
+            MESSAGES.cache_entries(made, chunk, body)

@@ -10,11 +10,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.dialects.responses.dialect import Responses
+from proxy.dialects.responses.dialect import ResponsesDialect
 from proxy.dialects.responses.reply_items import dumps
 from proxy.errors import Refusal
 
-RESPONSES = Responses()
+RESPONSES = ResponsesDialect()
 CODEX = Path(__file__).parent / "transcripts/codex"
 FULL: dict[str, Any] = {
     "instructions": "x",
@@ -73,9 +73,9 @@ def test_a_strange_value_anywhere_is_a_chat_request_or_a_refusal(data: st.DataOb
     assert made.chat["messages"]
     reply = RESPONSES.reply(made)
     chat = {"choices": [{"message": {"content": "a"}, "finish_reason": "stop"}]}
-    answer = reply.whole(chat)
+    answer = reply.body(chat)
     assert answer["status"] == "completed"
-    RESPONSES.keep(made, chat, answer)
+    RESPONSES.cache_entries(made, chat, answer)
 
 
 @settings(max_examples=60, deadline=None)
@@ -83,6 +83,6 @@ def test_a_strange_value_anywhere_is_a_chat_request_or_a_refusal(data: st.DataOb
 def test_a_strange_delta_is_passed_over(deltas: list[dict[str, Any]]) -> None:
     reply = RESPONSES.reply(RESPONSES.translate({"model": "m", "input": "x"}, {}))
     for delta in deltas:
-        reply.chunk({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
-    reply.chunk({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": {"prompt_tokens": "x"}})
-    assert b"response.completed" in reply.end()
+        reply.feed({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+    reply.feed({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": {"prompt_tokens": "x"}})
+    assert b"response.completed" in reply.finish()

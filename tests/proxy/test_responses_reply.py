@@ -11,8 +11,8 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 
 from capture.assemble import Assembler, stream_of
-from proxy.dialects.base import Reply
-from proxy.dialects.responses.dialect import Responses
+from proxy.dialects.base import ReplyTranslator
+from proxy.dialects.responses.dialect import ResponsesDialect
 from proxy.dialects.responses.tools import FreeText, as_arguments, free_text
 from tests.proxy.fake_engine import transcript
 
@@ -20,14 +20,14 @@ from tests.proxy.fake_engine import transcript
 EVENTS: dict[str, Any] = {
     get_args(model.model_fields["type"].annotation)[0]: model for model in get_args(get_args(ResponseStreamEvent)[0])
 }
-RESPONSES = Responses()
+RESPONSES = ResponsesDialect()
 RUN = {"type": "function", "name": "run", "parameters": {"type": "object"}}
 PATCH = {"type": "custom", "name": "apply_patch"}
 AGENTS = {"type": "namespace", "name": "agents", "description": "", "tools": [RUN]}
 USAGE = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12, "prompt_tokens_details": {"cached_tokens": 4}}
 
 
-def replying(**body: Any) -> Reply:
+def replying(**body: Any) -> ReplyTranslator:
     return RESPONSES.reply(RESPONSES.translate({"model": "my-policy", "input": "hi", "stream": True, **body}, {}))
 
 
@@ -60,11 +60,11 @@ def events(data: bytes) -> list[dict[str, Any]]:
     return found
 
 
-def streamed(reply: Reply, given: list[dict[str, Any]]) -> bytes:
+def streamed(reply: ReplyTranslator, given: list[dict[str, Any]]) -> bytes:
     """A stream as the relay makes it, with the record taken before the end."""
-    data = b"".join(reply.chunk(chunk) for chunk in given)
-    whole = reply.whole(assembled(given))
-    data += reply.end()
+    data = b"".join(reply.feed(chunk) for chunk in given)
+    whole = reply.body(assembled(given))
+    data += reply.finish()
     assert events(data)[-1]["response"] == whole
     Response.model_validate(whole)
     return data
@@ -99,14 +99,14 @@ def kinds(data: bytes) -> list[str]:
 def test_text_comes_as_it_is_sampled() -> None:
     reply = replying()
     first, *rest = chunks({"content": "Hel"}, {"content": "lo"})
-    opened = events(reply.chunk(first))
+    opened = events(reply.feed(first))
     assert [event["type"] for event in opened] == ["response.created", "response.in_progress"]
     assert opened[0]["response"]["status"] == "in_progress"
-    pieces = [reply.chunk(chunk) for chunk in rest]
+    pieces = [reply.feed(chunk) for chunk in rest]
     assert b'"delta":"Hel"' in pieces[0] and b'"delta":"lo"' in pieces[1]
     assert pieces[1].count(b"event: ") == 1
     assert pieces[2:] == [b"", b""], "what ends the answer waits for `end`"
-    assert b"response.completed" in reply.end()
+    assert b"response.completed" in reply.finish()
 
 
 def test_the_whole_sequence_of_a_text() -> None:
@@ -243,18 +243,18 @@ def test_an_engine_that_aborts_fails_the_response() -> None:
 def test_a_failure_in_mid_stream_raises_in_the_client_and_is_a_failed_response() -> None:
     reply = replying()
     given = chunks({"content": "a"}, finish=None)
-    data = b"".join(reply.chunk(chunk) for chunk in given) + reply.fail(502, "the engine broke off")
+    data = b"".join(reply.feed(chunk) for chunk in given) + reply.error_event(502, "the engine broke off")
     assert kinds(data)[-2:] == ["error", "failed"]
     failed = events(data)[-1]["response"]
     assert failed["error"] == {"code": "server_error", "message": "the engine broke off"}
     assert failed["output"][0]["content"][0]["text"] == "a"
     with pytest.raises(openai.APIError, match="the engine broke off"):
         put_together(data)
-    assert reply.whole(assembled(given))["status"] == "failed"
+    assert reply.body(assembled(given))["status"] == "failed"
 
 
 def test_a_failure_as_the_first_event_is_a_whole_stream() -> None:
-    data = replying().fail(400, "This model's maximum context length is 4096 tokens.")
+    data = replying().error_event(400, "This model's maximum context length is 4096 tokens.")
     assert kinds(data) == ["created", "in_progress", "error", "failed"]
     assert events(data)[-1]["response"]["error"]["code"] == "context_length_exceeded", "Codex acts on it"
 
@@ -263,15 +263,15 @@ def test_what_had_come_of_an_answer_that_broke_off_is_recorded() -> None:
     reply = replying()
     given = chunks({"content": "a"}, fragment(0, '{"x', name="run", call_id="c"), finish=None)
     for chunk in given:
-        reply.chunk(chunk)
-    body = reply.whole(assembled(given))
+        reply.feed(chunk)
+    body = reply.body(assembled(given))
     assert (body["status"], body["output"][0]["content"][0]["text"]) == ("incomplete", "a")
     assert body["output"][1]["arguments"] == '{"x'
 
 
 def test_a_quiet_stream_is_kept_open_by_events() -> None:
     reply = replying()
-    data = reply.ping() + reply.ping() + b"".join(reply.chunk(one) for one in chunks({"content": "a"})) + reply.end()
+    data = reply.ping() + reply.ping() + b"".join(reply.feed(one) for one in chunks({"content": "a"})) + reply.finish()
     assert kinds(data)[:3] == ["created", "in_progress", "in_progress"]
     assert put_together(data).output_text == "a"
 
@@ -304,8 +304,8 @@ def test_whatever_an_engine_streams_is_a_response_that_the_client_takes(name: st
 def test_chunks_that_are_no_chunks_are_passed_over() -> None:
     reply = replying()
     for chunk in ({}, {"choices": None}, {"choices": [5]}, {"choices": [{"delta": 1}]}):
-        reply.chunk(chunk)
-    assert b"response.incomplete" in reply.end()
+        reply.feed(chunk)
+    assert b"response.incomplete" in reply.finish()
 
 
 @pytest.mark.parametrize("asks", [False, True])
@@ -336,7 +336,7 @@ def test_the_same_answer_streamed_and_not(name: str) -> None:
     reply = replying(tools=[RUN])
     streamed(reply, given)
     asked = replying(tools=[RUN])
-    assert steady(asked.whole(assembled(given))) == steady(reply.whole(assembled(given)))
+    assert steady(asked.whole(assembled(given))) == steady(reply.body(assembled(given)))
 
 
 def steady(body: dict[str, Any]) -> Any:

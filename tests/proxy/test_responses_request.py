@@ -10,12 +10,12 @@ import pytest
 from openai.types.chat.completion_create_params import CompletionCreateParams
 from pydantic import TypeAdapter
 
-from proxy.dialects.base import Translated
-from proxy.dialects.responses.dialect import Responses
+from proxy.dialects.base import ChatRequest
+from proxy.dialects.responses.dialect import ResponsesDialect
 from proxy.errors import Refusal
 
 CHAT: TypeAdapter[Any] = TypeAdapter(CompletionCreateParams)
-RESPONSES = Responses()
+RESPONSES = ResponsesDialect()
 CODEX = Path(__file__).parent / "transcripts/codex"
 ANSWER, OTHER = "a" * 32, "b" * 32
 USER = {"role": "user", "content": "hi"}
@@ -26,7 +26,7 @@ LARK = {"type": "grammar", "syntax": "lark", "definition": "start: begin"}
 PIXEL = "data:image/png;base64,iVBORw0KGgo="
 
 
-def translated(earlier: dict[str, Any] | None = None, **body: Any) -> Translated:
+def translated(earlier: dict[str, Any] | None = None, **body: Any) -> ChatRequest:
     made = RESPONSES.translate({"model": "my-policy", "input": "hi", **body}, earlier or {})
     CHAT.validate_python(made.chat)
     return made
@@ -192,14 +192,14 @@ def test_a_previous_response_brings_its_conversation_but_not_its_instructions() 
     first = translated(instructions="be brief", input=[USER])
     reply = RESPONSES.reply(first)
     chat = {"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]}
-    body = reply.whole(chat)
-    kept = dict(RESPONSES.keep(first, chat, body))
+    body = reply.body(chat)
+    kept = dict(RESPONSES.cache_entries(first, chat, body))
     made = messages(USER, earlier=kept, previous_response_id=body["id"])
     assert made == [SAID_HI, {"role": "assistant", "content": "yes"}, SAID_HI]
     reference = {"type": "item_reference", "id": body["output"][0]["id"]}
     assert messages(USER, reference, USER, earlier=kept) == made
     again = translated(kept, previous_response_id=body["id"], input="x", store=False)
-    assert RESPONSES.keep(again, chat, RESPONSES.reply(again).whole(chat)) == {}
+    assert RESPONSES.cache_entries(again, chat, RESPONSES.reply(again).body(chat)) == {}
 
 
 # tools

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capture.assemble import Assembler, stream_of
-from proxy.dialects.responses.dialect import Responses
+from proxy.dialects.responses.dialect import ResponsesDialect
 
-RESPONSES = Responses()
+RESPONSES = ResponsesDialect()
 RUN = {"type": "function", "name": "run", "parameters": {"type": "object"}}
 PATCH = {"type": "custom", "name": "apply_patch"}
 TOOLS = [RUN, PATCH, {"type": "namespace", "name": "agents", "description": "", "tools": [RUN, PATCH]}]
@@ -75,8 +75,8 @@ def test_a_conversation_that_went_through_both_ways_is_the_same(
         chat: dict[str, Any] = {"id": "x", "object": "chat.completion", "choices": [choice]}
         if data.draw(st.booleans()):
             chat = pieces_through(reply, chat, data)
-        body = json.loads(json.dumps(reply.whole(chat)))
-        kept |= RESPONSES.keep(translated, chat, body)
+        body = json.loads(json.dumps(reply.body(chat)))
+        kept |= RESPONSES.cache_entries(translated, chat, body)
         expected.append(turn)
         add(items, expected, body["output"], turn, data.draw(st.booleans()))
         if data.draw(st.booleans()):
@@ -90,7 +90,7 @@ def pieces_through(reply: Any, chat: dict[str, Any], data: st.DataObject) -> dic
     for chunk in stream_of(chat):
         for part in cut(chunk, data):
             assembler.add(part)
-            reply.chunk(part)
+            reply.feed(part)
     return assembler.body()
 
 

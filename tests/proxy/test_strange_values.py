@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.anthropic.dialect import Messages
+from proxy.dialects.anthropic.dialect import AnthropicDialect
 from proxy.dialects.base import Dialect
-from proxy.dialects.gemini.dialect import Gemini
-from proxy.dialects.responses.dialect import Responses
+from proxy.dialects.gemini.dialect import GeminiDialect
+from proxy.dialects.responses.dialect import ResponsesDialect
 from proxy.errors import Refusal
 from tests.proxy.test_messages_request import CHUNK, ODD, places
 
@@ -35,9 +35,9 @@ GEMINI: dict[str, Any] = {
     },
 }  # fmt: skip
 ASKED: dict[str, tuple[Dialect, dict[str, Any]]] = {
-    "gemini": (Gemini("m", True), {"contents": [{"parts": [{"text": "a"}]}]}),
-    "messages": (Messages(), {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "a"}]}),
-    "responses": (Responses(), {"model": "m", "input": "a", "stream": True}),
+    "gemini": (GeminiDialect("m", True), {"contents": [{"parts": [{"text": "a"}]}]}),
+    "messages": (AnthropicDialect(), {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "a"}]}),
+    "responses": (ResponsesDialect(), {"model": "m", "input": "a", "stream": True}),
 }
 
 
@@ -56,7 +56,7 @@ def test_a_gemini_request_is_a_chat_request_or_a_refusal() -> None:
     kept = refused = 0
     for body in with_strange_values(GEMINI):
         try:
-            json.dumps(Gemini("m", True).translate(body, {}).chat)
+            json.dumps(GeminiDialect("m", True).translate(body, {}).chat)
             kept += 1
         except Refusal as refusal:
             assert refusal.status == 400
@@ -70,10 +70,10 @@ def test_an_answer_is_survived(name: str) -> None:
     made = dialect.translate(body, {})
     for chunk in with_strange_values(CHUNK):
         reply = dialect.reply(made)
-        assert reply.chunk(chunk) + reply.end()
-        whole = dialect.reply(made).whole(chunk)
+        assert reply.feed(chunk) + reply.finish()
+        whole = dialect.reply(made).body(chunk)
         json.dumps(whole)
-        dialect.keep(made, chunk, whole)
+        dialect.cache_entries(made, chunk, whole)
 
 
 @pytest.mark.parametrize("name", ASKED)
@@ -82,7 +82,7 @@ def test_a_second_choice_is_no_part_of_the_answer(name: str) -> None:
     dialect, body = ASKED[name]
     reply = dialect.reply(dialect.translate(body, {}))
     events = b"".join(
-        reply.chunk({"choices": [{"index": index, "delta": {"content": text}, "finish_reason": finish}]})
+        reply.feed({"choices": [{"index": index, "delta": {"content": text}, "finish_reason": finish}]})
         for index, text, finish in [(0, "red", None), (1, "blue", "length"), (0, "dish", "stop")]
     )
-    assert b"red" in events and b"dish" in events and b"blue" not in events + reply.end()
+    assert b"red" in events and b"dish" in events and b"blue" not in events + reply.finish()

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Final
 
 from proxy.dialects.anthropic.errors import error_object, status_of
 from proxy.dialects.anthropic.history import History
-from proxy.dialects.anthropic.reply import MessageReply, written
-from proxy.dialects.base import Dialect, Earlier, Translated
+from proxy.dialects.anthropic.reply import AnthropicReply, written
+from proxy.dialects.base import ChatRequest, Dialect, EarlierAnswers
 from proxy.dialects.chat import arguments_name, dumps, first_choice
 from proxy.errors import Refusal
 
@@ -42,12 +42,14 @@ _OFF: Final = {"enable_thinking": False, "thinking": False}
 _ON: Final = {"enable_thinking": True, "thinking": True}
 
 
-class Messages(Dialect):
+class AnthropicDialect(Dialect):
     wire: ClassVar[str] = "anthropic-messages"
     call_type: ClassVar[str] = "anthropic_messages"
-    path: ClassVar[str] = "/v1/messages"
+    paths: ClassVar[tuple[str, ...]] = ("/v1/messages",)
+    count_path: ClassVar[str | None] = "/v1/messages/count_tokens"
+    client_header: ClassVar[bytes | None] = b"anthropic-version"
 
-    def translate(self, body: dict[str, Any], earlier: Earlier) -> Translated:
+    def translate(self, body: dict[str, Any], earlier: EarlierAnswers) -> ChatRequest:
         history = History(earlier)
         dropped = history.dropped
         chat = _conversation(body, history)
@@ -67,20 +69,22 @@ class Messages(Dialect):
         streams = body.get("stream") is True
         if streams:
             chat.update(stream=True, stream_options={"include_usage": True})
-        return Translated(chat, list(dropped), streams, prefill)
+        return ChatRequest(chat, list(dropped), streams, prefill)
 
-    def count(self, body: dict[str, Any], earlier: Earlier) -> dict[str, Any]:
+    def count(self, body: dict[str, Any], earlier: EarlierAnswers) -> dict[str, Any]:
         """The chat request whose prompt `count_tokens` asks about; it has no `max_tokens`."""
         return self.translate({**body, "max_tokens": body.get("max_tokens") or 1}, earlier).chat
 
-    def reply(self, translated: Translated) -> MessageReply:
-        return MessageReply(translated.chat["model"], translated.chat.get("stop") or [], translated.context)
+    def reply(self, translated: ChatRequest) -> AnthropicReply:
+        return AnthropicReply(translated.chat["model"], translated.chat.get("stop") or [], translated.context)
 
     def error(self, status: int, message: str, engine_error: Any = None) -> tuple[int, bytes]:
         error = error_object(status, message)
         return status_of(status, message), dumps(error)
 
-    def keep(self, translated: Translated, chat: dict[str, Any], body: dict[str, Any]) -> dict[str, str | bytes]:
+    def cache_entries(
+        self, translated: ChatRequest, chat: dict[str, Any], body: dict[str, Any]
+    ) -> dict[str, str | bytes]:
         """The arguments of tool calls as the model wrote them: this dialect gives them to the agent parsed."""
         calls = written(first_choice(chat)[1])
         return {arguments_name(name): arguments for name, arguments in calls if arguments}

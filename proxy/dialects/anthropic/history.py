@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from proxy.dialects.base import Earlier
+from proxy.dialects.base import EarlierAnswers
 from proxy.dialects.chat import arguments_name
 from proxy.errors import Refusal
 
@@ -35,7 +35,7 @@ _READ: Final[dict[str, frozenset[str]]] = {
 class History:
     """`messages` is the conversation so far, `dropped` what of it could not be carried and changes nothing."""
 
-    def __init__(self, earlier: Earlier) -> None:
+    def __init__(self, earlier: EarlierAnswers) -> None:
         self.messages: list[Message] = []
         self.dropped: dict[str, None] = {}
         self._earlier = earlier

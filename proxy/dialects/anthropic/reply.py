@@ -9,7 +9,7 @@ import msgspec
 import orjson
 
 from proxy.dialects.anthropic.errors import error_object
-from proxy.dialects.base import Reply
+from proxy.dialects.base import ReplyTranslator
 from proxy.dialects.chat import dumps, first_choice
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
@@ -18,7 +18,7 @@ STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 _DELTA = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":'
 
 
-class MessageReply(Reply):
+class AnthropicReply(ReplyTranslator):
     """One answer. `stops` are the stop sequences of the request, `prefill` the text it goes on from."""
 
     def __init__(self, model: str, stops: list[str], prefill: str) -> None:
@@ -39,7 +39,7 @@ class MessageReply(Reply):
 
     # a stream
 
-    def chunk(self, chunk: dict[str, Any]) -> bytes:
+    def feed(self, chunk: dict[str, Any]) -> bytes:
         if self._kind == "text" and (more := more_text(chunk)):  # nearly all there is
             return self._text_head + _json(more) + b"}}\n\n"
         out = b"" if self._started else self._start(chunk)
@@ -147,7 +147,7 @@ class MessageReply(Reply):
         self._kind = None
         return out + b'event: content_block_stop\ndata: {"type":"content_block_stop","index":%d}\n\n' % self._index
 
-    def end(self) -> bytes:
+    def finish(self) -> bytes:
         out = self._close()
         arguments = "".join(self._arguments) if self._tools else None
         reason, sequence = self._stop(self._finish, self._matched, arguments)
@@ -158,7 +158,7 @@ class MessageReply(Reply):
         }
         return out + b"event: message_delta\ndata: " + dumps(last) + b"\n\n" + STOP
 
-    def fail(self, status: int, message: str) -> bytes:
+    def error_event(self, status: int, message: str) -> bytes:
         return b"event: error\ndata: " + dumps(error_object(status, message)) + b"\n\n"
 
     def ping(self) -> bytes:
@@ -166,22 +166,22 @@ class MessageReply(Reply):
 
     # whole
 
-    def whole(self, body: dict[str, Any]) -> dict[str, Any]:
-        choice, message = first_choice(body)
+    def body(self, chat: dict[str, Any]) -> dict[str, Any]:
+        choice, message = first_choice(chat)
         if self.repeats_prefill and self.prefill and str(message.get("content")).startswith(self.prefill):
             message = {**message, "content": message["content"][len(self.prefill) :]}
         content = blocks(message)
         calls = written(message)
         reason, sequence = self._stop(choice.get("finish_reason"), matched(choice), calls[-1][1] if calls else None)
         return {
-            "id": message_id(body),
+            "id": message_id(chat),
             "type": "message",
             "role": "assistant",
-            "model": model_of(body, self.model),
+            "model": model_of(chat, self.model),
             "content": content,
             "stop_reason": reason,
             "stop_sequence": sequence,
-            "usage": usage_of(body.get("usage")),
+            "usage": usage_of(chat.get("usage")),
         }
 
     def _stop(self, finish: Any, matched: Any, arguments: str | None) -> tuple[str | None, str | None]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
-from proxy.dialects.base import Dialect, Earlier, Reply, Translated
+from proxy.dialects.base import ChatRequest, Dialect, EarlierAnswers, ReplyTranslator
 from proxy.dialects.chat import arguments_name, dumps, first_choice, objects
 from proxy.dialects.engine_errors import own_fault
 from proxy.dialects.gemini.history import messages_of
@@ -19,18 +19,18 @@ PREFIXES: Final = ("/v1beta/models/", "/v1/models/")
 _METHODS: Final = (":generateContent", ":streamGenerateContent")
 
 
-class Gemini(Dialect):
-    """`called` gives the dialect of one call."""
+class GeminiDialect(Dialect):
+    """`for_call` gives the dialect of one call: its address names the model, and whether the answer is streamed."""
 
     wire: ClassVar[str] = "gemini"
     call_type: ClassVar[str] = "gemini"
-    path: ClassVar[str] = PREFIXES[0]
+    paths: ClassVar[tuple[str, ...]] = PREFIXES
 
     def __init__(self, model: str = "", streams: bool = False) -> None:
         self.model = model
         self.streams = streams
 
-    def called(self, path: str, query: bytes) -> Gemini:
+    def for_call(self, path: str, query: bytes) -> GeminiDialect:
         """The dialect of a call to `path`. Raises `Refusal` (404) for what is no call of a model."""
         model, _, method = path.split("/models/", 1)[1].rpartition(":")
         if not model or f":{method}" not in _METHODS:
@@ -38,17 +38,17 @@ class Gemini(Dialect):
         streams = method == "streamGenerateContent"
         if streams and b"alt=sse" not in query:
             raise Refusal(400, "`alt` has to be sse: answers are streamed as server-sent events only")
-        return Gemini(model, streams)
+        return GeminiDialect(model, streams)
 
-    def translate(self, body: dict[str, Any], earlier: Earlier) -> Translated:
+    def translate(self, body: dict[str, Any], earlier: EarlierAnswers) -> ChatRequest:
         body = camel(body)
         fields, dropped, thoughts = chat_fields(body)
         chat = {"model": self.model, "messages": messages_of(body, earlier), **fields}
         if self.streams:
             chat |= {"stream": True, "stream_options": {"include_usage": True}}
-        return Translated(chat=chat, dropped=dropped, streams=self.streams, context=thoughts)
+        return ChatRequest(chat=chat, dropped=dropped, streams=self.streams, context=thoughts)
 
-    def reply(self, translated: Translated) -> Reply:
+    def reply(self, translated: ChatRequest) -> ReplyTranslator:
         return GeminiReply(self.model, thoughts=translated.context)
 
     def error(self, status: int, message: str, engine_error: Any = None) -> tuple[int, bytes]:
@@ -61,7 +61,9 @@ class Gemini(Dialect):
         name = STATUSES.get(status, "INTERNAL" if status >= 500 else "INVALID_ARGUMENT")
         return status, dumps({"error": {"code": status, "message": message, "status": name}})
 
-    def keep(self, translated: Translated, chat: dict[str, Any], body: dict[str, Any]) -> Mapping[str, str | bytes]:
+    def cache_entries(
+        self, translated: ChatRequest, chat: dict[str, Any], body: dict[str, Any]
+    ) -> Mapping[str, str | bytes]:
         """The arguments of calls as the model wrote them."""
         return {
             arguments_name(str(call["id"])): function["arguments"]

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.dialects.base import Earlier
+from proxy.dialects.base import EarlierAnswers
 from proxy.dialects.chat import arguments_name
 from proxy.errors import Refusal
 
@@ -31,7 +31,7 @@ def signature(reasoning: str) -> str:
     return base64.b64encode(_CARRIED + reasoning.encode("utf-8", "surrogatepass")).decode()
 
 
-def messages_of(body: dict[str, Any], earlier: Earlier) -> list[Message]:
+def messages_of(body: dict[str, Any], earlier: EarlierAnswers) -> list[Message]:
     """`systemInstruction` and `contents`. Raises `Refusal` for a part that has no form as chat."""
     history = History(earlier)
     told = body.get("systemInstruction")
@@ -50,7 +50,7 @@ def messages_of(body: dict[str, Any], earlier: Earlier) -> list[Message]:
 class History:
     """Takes contents one by one."""
 
-    def __init__(self, earlier: Earlier) -> None:
+    def __init__(self, earlier: EarlierAnswers) -> None:
         self.messages: list[Message] = []
         self._earlier = earlier
         self._open: list[tuple[str, str]] = []  # id and name of calls without a response yet

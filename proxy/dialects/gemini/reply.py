@@ -8,7 +8,7 @@ from typing import Any, Final
 import orjson
 
 from capture.assemble import Assembler
-from proxy.dialects.base import Reply
+from proxy.dialects.base import ReplyTranslator
 from proxy.dialects.chat import dumps, first_choice, objects
 from proxy.dialects.gemini.history import signature
 
@@ -29,7 +29,7 @@ STATUSES: Final = {
 _FINISHES: Final = {"length": "MAX_TOKENS", "content_filter": "SAFETY", "abort": "OTHER", "error": "OTHER"}
 
 
-class GeminiReply(Reply):
+class GeminiReply(ReplyTranslator):
     """`thoughts`: whether the agent asked to see reasoning. It comes back by signatures, shown or not."""
 
     def __init__(self, model: str, *, thoughts: bool) -> None:
@@ -46,7 +46,7 @@ class GeminiReply(Reply):
 
     # a stream
 
-    def chunk(self, chunk: dict[str, Any]) -> bytes:
+    def feed(self, chunk: dict[str, Any]) -> bytes:
         self.model = chunk.get("model") or self.model
         if chunk.get("usage") is not None:
             self._usage = chunk["usage"]
@@ -81,7 +81,7 @@ class GeminiReply(Reply):
         self._unsigned = False
         return {**part, "thoughtSignature": signature("".join(self._reasoning))}
 
-    def end(self) -> bytes:
+    def finish(self) -> bytes:
         parts, finish = self._rest()
         return _event(self._response(parts, finish))
 
@@ -107,7 +107,7 @@ class GeminiReply(Reply):
             }
         return parts, finish
 
-    def fail(self, status: int, message: str) -> bytes:
+    def error_event(self, status: int, message: str) -> bytes:
         name = STATUSES.get(status, "INTERNAL" if status >= 500 else "INVALID_ARGUMENT")
         return _event({"error": {"code": status, "message": message, "status": name}})
 
@@ -117,10 +117,10 @@ class GeminiReply(Reply):
 
     # a whole answer
 
-    def whole(self, body: dict[str, Any]) -> dict[str, Any]:
-        choice, message = first_choice(body)
-        one = GeminiReply(body.get("model") or self.model, thoughts=self.thoughts)
-        one.id, one._usage, one._finish = self.id, body.get("usage"), choice.get("finish_reason")
+    def body(self, chat: dict[str, Any]) -> dict[str, Any]:
+        choice, message = first_choice(chat)
+        one = GeminiReply(chat.get("model") or self.model, thoughts=self.thoughts)
+        one.id, one._usage, one._finish = self.id, chat.get("usage"), choice.get("finish_reason")
         parts: list[Json] = []
         one._delta(message, parts)
         rest, finish = one._rest()

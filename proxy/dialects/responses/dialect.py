@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from proxy.dialects.base import Dialect, Earlier, Reply, Translated
+from proxy.dialects.base import ChatRequest, Dialect, EarlierAnswers, ReplyTranslator
 from proxy.dialects.chat import arguments_name, dumps, first_choice, objects
 from proxy.dialects.responses.errors import error_body
 from proxy.dialects.responses.reply import ResponsesReply
@@ -13,21 +13,27 @@ from proxy.dialects.responses.request import Context, translate
 from proxy.dialects.responses.tools import chat_name
 
 
-class Responses(Dialect):
+class ResponsesDialect(Dialect):
     wire: ClassVar[str] = "openai-responses"
     call_type: ClassVar[str] = "responses"
-    path: ClassVar[str] = "/v1/responses"
+    paths: ClassVar[tuple[str, ...]] = ("/v1/responses",)
+    not_served: ClassVar[str] = (
+        "no answer is kept to be fetched, and no background runs. POST /v1/responses is, with the whole history or a "
+        "previous_response_id of the same session"
+    )
 
-    def translate(self, body: dict[str, Any], earlier: Earlier) -> Translated:
+    def translate(self, body: dict[str, Any], earlier: EarlierAnswers) -> ChatRequest:
         return translate(body, earlier)
 
-    def reply(self, translated: Translated) -> Reply:
+    def reply(self, translated: ChatRequest) -> ReplyTranslator:
         return ResponsesReply(translated)
 
     def error(self, status: int, message: str, engine_error: Any = None) -> tuple[int, bytes]:
         return error_body(status, message, engine_error)
 
-    def keep(self, translated: Translated, chat: dict[str, Any], body: dict[str, Any]) -> Mapping[str, str | bytes]:
+    def cache_entries(
+        self, translated: ChatRequest, chat: dict[str, Any], body: dict[str, Any]
+    ) -> Mapping[str, str | bytes]:
         """The conversation so far, for `previous_response_id`, unless `store` is false; and the arguments of custom
         calls as they were sampled, for their text alone does not tell how they were written."""
         context: Context = translated.context

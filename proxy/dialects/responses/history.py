@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from proxy.dialects.base import Earlier
+from proxy.dialects.base import EarlierAnswers
 from proxy.dialects.chat import arguments_name
 from proxy.dialects.responses.tools import as_arguments, chat_name, free_text
 from proxy.errors import Refusal
@@ -44,7 +44,7 @@ def answer_of(item: dict[str, Any]) -> str | None:
     return own[1] if own else None
 
 
-def items_of(body: dict[str, Any], earlier: Earlier) -> list[tuple[str, dict[str, Any]]]:
+def items_of(body: dict[str, Any], earlier: EarlierAnswers) -> list[tuple[str, dict[str, Any]]]:
     """Every item of the conversation with its path: those of `previous_response_id`, then the request's own,
     references resolved."""
     before: list[tuple[str, dict[str, Any]]] = []
@@ -68,7 +68,7 @@ def items_of(body: dict[str, Any], earlier: Earlier) -> list[tuple[str, dict[str
     return before + [(f"input[{at}]", _resolved(item, f"input[{at}]", earlier)) for at, item in enumerate(given)]
 
 
-def _resolved(item: Any, path: str, earlier: Earlier) -> dict[str, Any]:
+def _resolved(item: Any, path: str, earlier: EarlierAnswers) -> dict[str, Any]:
     if not isinstance(item, dict):
         raise Refusal(400, f"`{path}` has to be an item, which is an object")
     if item.get("type") != "item_reference":
@@ -80,14 +80,14 @@ def _resolved(item: Any, path: str, earlier: Earlier) -> dict[str, Any]:
     raise Refusal(400, f"`{path}` refers to an item that is not known in this session: send the item itself")
 
 
-def _conversation(earlier: Earlier, response: str) -> list[dict[str, Any]] | None:
+def _conversation(earlier: EarlierAnswers, response: str) -> list[dict[str, Any]] | None:
     """The items up to the end of a response of this session."""
     kept = earlier.get(response)
     items: list[dict[str, Any]] | None = json.loads(kept) if isinstance(kept, bytes) else None
     return items
 
 
-def messages_of(instructions: Any, items: list[tuple[str, dict[str, Any]]], earlier: Earlier) -> list[Message]:
+def messages_of(instructions: Any, items: list[tuple[str, dict[str, Any]]], earlier: EarlierAnswers) -> list[Message]:
     """Instructions and items as chat messages. Raises `Refusal` for an item that has no form as chat."""
     if instructions is not None and not isinstance(instructions, str):
         raise Refusal(400, "`instructions` has to be a text")
@@ -104,7 +104,7 @@ def messages_of(instructions: Any, items: list[tuple[str, dict[str, Any]]], earl
 class Conversation:
     """Takes items one by one."""
 
-    def __init__(self, earlier: Earlier) -> None:
+    def __init__(self, earlier: EarlierAnswers) -> None:
         self.messages: list[Message] = []
         self._earlier = earlier
         self._called: set[str] = set()

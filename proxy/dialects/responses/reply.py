@@ -12,7 +12,7 @@ import secrets
 import time
 from typing import Any, Final
 
-from proxy.dialects.base import Reply, Translated
+from proxy.dialects.base import ChatRequest, ReplyTranslator
 from proxy.dialects.chat import dumps, objects
 from proxy.dialects.responses.errors import failure
 from proxy.dialects.responses.history import item_id
@@ -33,10 +33,10 @@ _INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_
 _BROKEN: Final = ("abort", "error")
 
 
-class ResponsesReply(Reply):
+class ResponsesReply(ReplyTranslator):
     """`answer` is the hex of the response's id, which the ids of its items carry."""
 
-    def __init__(self, translated: Translated) -> None:
+    def __init__(self, translated: ChatRequest) -> None:
         self.context: Context = translated.context
         self.answer = secrets.token_hex(16)
         self.events = Events()
@@ -53,7 +53,7 @@ class ResponsesReply(Reply):
 
     # a stream
 
-    def chunk(self, chunk: dict[str, Any]) -> bytes:
+    def feed(self, chunk: dict[str, Any]) -> bytes:
         out = [] if self._echo is not None else [self._open(chunk)]
         if chunk.get("usage") is not None:
             self._usage = chunk["usage"]
@@ -67,12 +67,12 @@ class ResponsesReply(Reply):
                 self._finish = str(finish) if finish else self._finish
         return out[0] if len(out) == 1 else b"".join(out)
 
-    def end(self) -> bytes:
+    def finish(self) -> bytes:
         closing = self._close()
         kind = f"response.{self._status()}"
         return closing + self._lifecycle(kind if kind != "response.in_progress" else "response.incomplete")
 
-    def fail(self, status: int, message: str) -> bytes:
+    def error_event(self, status: int, message: str) -> bytes:
         """`error`, at which OpenAI's client raises, and `response.failed`, which Codex reads."""
         opening = b"" if self._echo is not None else self._open({})
         self._error = failure(status, message)
@@ -86,13 +86,13 @@ class ResponsesReply(Reply):
 
     # a whole answer
 
-    def whole(self, body: dict[str, Any]) -> dict[str, Any]:
+    def body(self, chat: dict[str, Any]) -> dict[str, Any]:
         if self._echo is None:
-            self.chunk({**body, "choices": [_as_chunk(one) for one in objects(body.get("choices"))[:1]]})
-        if body.get("usage") is not None:
-            self._usage = body["usage"]
-        if body.get("error") is not None and self._error is None:
-            told = body["error"]
+            self.feed({**chat, "choices": [_as_chunk(one) for one in objects(chat.get("choices"))[:1]]})
+        if chat.get("usage") is not None:
+            self._usage = chat["usage"]
+        if chat.get("error") is not None and self._error is None:
+            told = chat["error"]
             self._error = failure(500, str(told.get("message") if isinstance(told, dict) else told))
         if self._finish is not None:
             self._close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from proxy.dialects.base import Earlier, Translated
+from proxy.dialects.base import ChatRequest, EarlierAnswers
 from proxy.dialects.responses.history import items_of, messages_of
 from proxy.dialects.responses.tools import Tool, tool_choice, toolset
 from proxy.errors import Refusal
@@ -72,7 +72,7 @@ _LOGPROBS: Final = "message.output_text.logprobs"
 _ENCRYPTED: Final = "reasoning.encrypted_content"
 
 
-def translate(body: dict[str, Any], earlier: Earlier) -> Translated:
+def translate(body: dict[str, Any], earlier: EarlierAnswers) -> ChatRequest:
     """`body` as chat. Raises `Refusal` (400) with a sentence that names the field."""
     _refuse(body)
     streams = body.get("stream") is True
@@ -109,7 +109,7 @@ def translate(body: dict[str, Any], earlier: Earlier) -> Translated:
         logprobs=_LOGPROBS in include,
         store=body.get("store") is not False,
     )
-    return Translated(chat=chat, dropped=dropped, streams=streams, context=context)
+    return ChatRequest(chat=chat, dropped=dropped, streams=streams, context=context)
 
 
 def _refuse(body: dict[str, Any]) -> None:
