@@ -18,9 +18,10 @@ from proxy.env import read_capture, read_top_logprobs
 from proxy.errors import ProxyError, SettingsError
 from proxy.runtime.fd_limits import say_when_none_are_left
 from proxy.runtime.logs import log_to_stderr
-from proxy.runtime.memory import start_gc_timer, trim_malloc
+from proxy.runtime.loop import run
+from proxy.runtime.memory import start_gc_timer, trim_malloc, tune_gc
 from proxy.sampling import misspelt_sampling
-from proxy.server import quiet_garbage, run, serve
+from proxy.server import serve
 from proxy.sessions.registry import say_stopped
 from proxy.settings import Settings
 
@@ -187,7 +188,7 @@ async def _serve(settings: Settings) -> None:
         loop.add_signal_handler(number, stop.set)
     made_key = settings.admin_key is None
     async with serve(settings) as proxy:
-        quiet_garbage()
+        tune_gc()
         start_gc_timer()
         say_when_none_are_left()
         default, told = proxy.sessions.default, proxy.sessions

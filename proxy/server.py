@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import secrets
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +17,12 @@ from typing import Any, Self, TypeVar
 from proxy.admin.api import Admin
 from proxy.admin.metrics import Metrics
 from proxy.admin.server import AdminServer
-from proxy.errors import ProxyError, SettingsError
+from proxy.errors import ProxyError
 from proxy.http.listener import Listener
+from proxy.http.sockets import bind, in_url
 from proxy.routes import Routes
 from proxy.runtime.fd_limits import raise_fd_limit
+from proxy.runtime.loop import run
 from proxy.runtime.lru import MemoryBudget
 from proxy.sessions.factory import SessionFactory
 from proxy.sessions.registry import Sessions
@@ -144,47 +145,6 @@ class Share:
         return one
 
 
-def quiet_garbage() -> None:
-    """For a process that is a proxy and nothing else.
-
-    What was imported lives as long as the process; what a call makes is mostly gone when it ends. Looking through all
-    of it every 700 objects was a tenth of what a call cost.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 100)
-
-
-def bind(hosts: list[str], port: int, option: str = "--port") -> list[socket.socket]:
-    """One listening socket a host, all on the same port."""
-    made: list[socket.socket] = []
-    try:
-        for host in hosts:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            one = socket.socket(family, socket.SOCK_STREAM)
-            made.append(one)
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            one.bind((host.strip("[]"), port))
-            one.set_inheritable(False)
-            port = one.getsockname()[1]
-    except (OSError, OverflowError, ValueError) as error:  # a port beyond 65535, a host that is no name at all
-        for one in made:
-            one.close()
-        if isinstance(error, OverflowError):
-            raise SettingsError(
-                f"cannot listen on {host}:{port}: a port is 0 to 65535; give another {option}"
-            ) from error
-        what = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise SettingsError(
-            f"cannot listen on {host}:{port}: {what}; free the port, or give another {option}"
-        ) from error
-    return made
-
-
-def in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
-
-
 class ProxyThread:
     """The same door for code without an event loop: the proxy runs in a thread of its own.
 
@@ -256,15 +216,3 @@ class ProxyThread:
             self.base_url, self.port, self.admin_url = proxy.base_url, proxy.port, proxy.admin_url
             self._ready.set()
             await self._stop.wait()
-
-
-def run(main: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine on the fastest loop there is here."""
-    try:
-        import uvloop
-
-        factory: Callable[[], asyncio.AbstractEventLoop] | None = uvloop.new_event_loop
-    except ImportError:
-        factory = None
-    with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(main)

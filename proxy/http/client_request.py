@@ -8,14 +8,11 @@ import zlib
 from collections.abc import Callable
 from http import HTTPStatus
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from proxy.errors import Refusal
 from proxy.http.decompress import CODINGS, Inflate
 from proxy.http.headers import Headers
-
-if TYPE_CHECKING:
-    from proxy.http.connection import Connection
 
 #: Headers of one connection only, and those that we set ourselves.
 _NOT_UPSTREAM = frozenset(
@@ -43,6 +40,27 @@ class AgentLeft(Exception):
     """The agent closed its connection before the reply was over."""
 
 
+class Link(Protocol):
+    """What a request needs of the connection that it came on."""
+
+    loop: asyncio.AbstractEventLoop
+    transport: asyncio.Transport
+    #: No further request is answered on it.
+    ending: bool
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the client takes what is written, or much of it waits here."""
+
+    async def room(self) -> None:
+        """Waits until the client has taken enough of what was written, or is gone."""
+
+    def resume_reading(self) -> None: ...
+
+    def answered(self, agent: ClientRequest) -> None:
+        """The end of a reply is written."""
+
+
 class ClientRequest:
     """One request and its reply. `path` and `session` (the name in the path, if any) are what the routes made of it."""
 
@@ -53,7 +71,7 @@ class ClientRequest:
     )  # fmt: skip
 
     def __init__(
-        self, connection: Connection, method: str, target: bytes, headers: Headers, *, keeps: bool, chunked: bool
+        self, connection: Link, method: str, target: bytes, headers: Headers, *, keeps: bool, chunked: bool
     ) -> None:
         """`keeps`: whether the connection may have another request; `chunked`: whether its end can be told without."""
         self.method = method

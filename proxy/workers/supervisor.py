@@ -26,8 +26,9 @@ from typing import Any
 from proxy.admin.server import AdminServer
 from proxy.errors import ProxyError
 from proxy.http.connection import HEAD_SECONDS, LARGEST_HEAD
+from proxy.http.sockets import bind, in_url
 from proxy.runtime.fd_limits import raise_fd_limit
-from proxy.server import bind, in_url, run
+from proxy.runtime.loop import run
 from proxy.settings import Settings
 from proxy.workers.admin import FrontAdmin
 from proxy.workers.fd_channel import Channel, whose

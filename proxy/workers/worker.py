@@ -20,8 +20,9 @@ from proxy.http.listener import Listener
 from proxy.http.target import parse_target
 from proxy.runtime.fd_limits import say_when_none_are_left
 from proxy.runtime.logs import log_to_stderr
-from proxy.runtime.memory import start_gc_timer, trim_malloc
-from proxy.server import Proxy, Share, quiet_garbage, run, serve
+from proxy.runtime.loop import run
+from proxy.runtime.memory import start_gc_timer, trim_malloc, tune_gc
+from proxy.server import Proxy, Share, serve
 from proxy.sessions.keys import keys
 from proxy.sessions.registry import say_stopped
 from proxy.settings import Settings
@@ -133,7 +134,7 @@ async def work(settings: Settings, place: Place) -> None:
     share = Share(place.index, place.port, place.admin)
     try:
         async with serve(settings, share) as proxy:
-            quiet_garbage()
+            tune_gc()
             start_gc_timer()
             say_when_none_are_left()
             arriving: set[asyncio.Task[Any]] = set()

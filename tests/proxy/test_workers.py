@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from capture.journal.journal import JournalReader
-from proxy.server import bind
+from proxy.http.sockets import bind
 from proxy.settings import Settings
 from proxy.workers.admin import added_up
 from proxy.workers.fd_channel import whose
