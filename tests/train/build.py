@@ -7,6 +7,8 @@ import datetime
 import json
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -177,3 +179,24 @@ def end_job(folder: Path, *, stopped: bool = False) -> None:
 
 def write(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value), encoding="utf-8")
+
+
+#: A rollout that failed for a reason that runners retry.
+CRASH = {"reward": None, "error": "the container died", "error_category": "infra_failure"}
+
+
+def trials(root: Path, *tasks: list[dict[str, Any]]) -> Path:
+    """A `--trials` run: of each task one rollout a trial."""
+    for number in range(len(tasks[0])):
+        specs = [
+            {"name": f"{spec[number].get('task', 't')}__{number}{k}", **spec[number]} for k, spec in enumerate(tasks)
+        ]
+        make_job(root / f"trial-{number + 1:02d}" / "2026-11-04__17-52-13", specs)
+    return root
+
+
+def dead_pid() -> int:
+    """The id of a process that has ended."""
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    done.wait()
+    return done.pid

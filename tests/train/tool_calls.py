@@ -83,3 +83,14 @@ def tool_job(folder: Path, **spec: Any) -> Path:
 
 def sampled_count(lines: list[Line]) -> int:
     return sum(len(one["metadata"]["token_capture"]["completions"][0]["token_ids"]) for one in lines)
+
+
+#: The name that a format's output is given, where it is no JSON Lines file.
+SUFFIX = {"verl-sft": "train.parquet", "openenv-episodes": "episodes"}
+
+
+def other_call() -> list[Line]:
+    """A rollout that calls two tools of different arguments."""
+    calls = tool_rollout([WRITE, BASH])
+    answered(calls[1], call_message("bash", {"command": "cat /app/answer.txt"}, "call_2"), [WRITE, BASH])
+    return calls

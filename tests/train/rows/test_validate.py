@@ -13,8 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.train.build import GOLDEN, Line, make_job
-from tests.train.test_formats import SUFFIX, other_call
-from tests.train.tool_calls import BASH, WRITE, sampled_count, tool_job, tool_rollout
+from tests.train.tool_calls import BASH, SUFFIX, WRITE, other_call, sampled_count, tool_job, tool_rollout
 from train.cli import app
 from train.errors import BadInput, NoSuchPath
 from train.rows.convert import Options, convert
@@ -22,7 +21,7 @@ from train.rows.formats import NAMES
 from train.rows.render import RenderError, Template
 from train.rows.validate import validate
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MESSAGE_FORMATS = [name for name in NAMES if not name.endswith(("ids", "grpo"))]
 
 

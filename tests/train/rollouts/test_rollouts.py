@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.train.build import conversation, end_job, make_job, make_rollout, write
+from tests.train.build import conversation, make_job, make_rollout, write
 from train.errors import BadInput, NoSuchPath
-from train.rollouts.attempts import Attempts, RetryPolicy
-from train.rollouts.job_state import job_state
 from train.rollouts.rollouts import Rollout, find_rollouts
 
 
@@ -143,104 +136,3 @@ def test_half_a_surrogate_pair_becomes_text_that_can_be_written(tmp_path: Path) 
     job = make_job(tmp_path / "job", [{"error": "bad \ud800 text"}])
     [one] = find_rollouts(job)
     assert one.error == "bad ? text"
-
-
-def dead_pid() -> int:
-    done = subprocess.Popen([sys.executable, "-c", ""])
-    done.wait()
-    return done.pid
-
-
-def test_a_jobs_state_follows_its_lock_and_its_summary(tmp_path: Path) -> None:
-    job = make_job(tmp_path / "job", [], state="running")
-    assert job_state(job).kind == "running"
-    write(job / ".evaluation.lock", {"pid": dead_pid(), "host": socket.gethostname()})
-    assert job_state(job).kind == "stopped" and "is gone (lock" in job_state(job).detail
-    write(job / ".evaluation.lock", {"pid": dead_pid(), "host": "another-host"})
-    assert job_state(job).kind == "running"
-    (job / ".evaluation.lock").write_text('{"pi')
-    assert job_state(job).kind == "running"
-    end_job(job)
-    assert job_state(job).kind == "finished"
-    end_job(job, stopped=True)
-    assert job_state(job).kind == "stopped"
-    (job / "summary.json").unlink()
-    assert job_state(job).kind == "waiting" and job_state(job, had_lock=True).kind == "stopped"
-    assert job_state(tmp_path / "nowhere").kind == "waiting"
-
-
-def test_a_later_process_of_the_same_number_is_not_the_jobs(tmp_path: Path) -> None:
-    job = make_job(tmp_path / "job", [], state="running")
-    held = {"pid": os.getpid(), "host": socket.gethostname()}
-    ticks = Path(f"/proc/{os.getpid()}/stat").read_text().rpartition(")")[2].split()[19]
-    write(job / ".evaluation.lock", {**held, "started": ticks})
-    assert job_state(job).kind == "running"
-    write(job / ".evaluation.lock", {**held, "started": "1"})
-    assert job_state(job).kind == "stopped"
-
-
-def test_a_process_that_died_and_was_not_collected_is_gone(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE) as zombie:
-        assert zombie.stdout is not None and zombie.stdout.read() == b""
-        job = make_job(tmp_path / "job", [], state="running", pid=zombie.pid)
-        deadline = time.monotonic() + 10
-        while job_state(job).kind != "stopped" and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert job_state(job).kind == "stopped"
-
-
-def attempts(job: Path) -> list[tuple[str, str | None, bool]]:
-    """Of each rollout in the order they finished: its name, which one it replaces, whether it awaits a retry."""
-    known, told = Attempts(RetryPolicy.read(job)), []
-    for rollout in sorted(find_rollouts(job), key=lambda one: one.finished_at or ""):
-        before = known.add(rollout)
-        told.append((rollout.name, before and before.name, known.awaits_retry(rollout)))
-    return told
-
-
-CRASH = {"reward": None, "error": "the container died", "error_category": "infra_failure"}
-
-
-def test_a_retry_is_told_from_the_policy_as_benchflow_does(tmp_path: Path) -> None:
-    policy = {"max_retries": 1, "exclude_categories": ["timeout"]}
-    specs = [
-        {"name": "a__1", **CRASH},
-        {"name": "b__1", "task": "other", "reward": None, "error": "too slow", "error_category": "timeout"},
-        {"name": "a__2", **CRASH},
-        {"name": "a__3"},
-    ]
-    job = make_job(tmp_path / "job", specs, retry=policy)
-    # a__2 was the last attempt that the policy allows, so a__3 is a rollout of its own.
-    assert attempts(job) == [
-        ("a__1", None, True),
-        ("b__1", None, False),
-        ("a__2", "a__1", False),
-        ("a__3", None, False),
-    ]
-
-
-def test_the_runners_own_word_decides_who_is_replaced(tmp_path: Path) -> None:
-    policy = {"max_retries": 2, "retry_categories": ["infra_failure"], "exclude_categories": []}
-    specs = [
-        {"name": "a__1", **CRASH, "result": {"retry_of": None}},
-        {"name": "a__2", "result": {"retry_of": None}},
-        {"name": "a__3", "result": {"retry_of": "a__1"}},
-        {"name": "a__4", **CRASH, "error_category": "agent_error", "result": {"retry_of": None}},
-    ]
-    job = make_job(tmp_path / "job", specs, retry=policy)
-    assert attempts(job) == [
-        ("a__1", None, True),
-        ("a__2", None, False),
-        ("a__3", "a__1", False),
-        ("a__4", None, False),
-    ]
-
-
-def test_attempts_of_one_member_of_an_rl_group_do_not_replace_another(tmp_path: Path) -> None:
-    specs = [{"name": "a__g7-r00-a0", **CRASH}, {"name": "a__g7-r01-a0"}, {"name": "a__g7-r00-a1"}]
-    job = make_job(tmp_path / "job", specs, retry={"max_retries": 2})
-    assert attempts(job) == [
-        ("a__g7-r00-a0", None, True),
-        ("a__g7-r01-a0", None, False),
-        ("a__g7-r00-a1", "a__g7-r00-a0", False),
-    ]

@@ -19,7 +19,7 @@ from tests.train.tool_calls import tool_job, tool_rollout
 from train.errors import BadInput
 from train.prime_rl.toml import dumps, put
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 #: Stands where `uv` would be found: writes down how it was called, prints two lines, ends with FAKE_UV_CODE.
 FAKE_UV = """#!/bin/sh

@@ -17,17 +17,19 @@ import pytest
 
 from capture.schemas import examples, validator
 from tests.train.build import (
+    CRASH,
     broken,
     conversation,
+    dead_pid,
     end_job,
     failed,
     finish_rollout,
     make_job,
     make_rollout,
+    trials,
     uncaptured,
     write,
 )  # fmt: skip
-from tests.train.test_rollouts import CRASH, dead_pid
 from train import BadInput, JobStopped, NoSuchPath, RolloutRecord, StreamTimeout, astream_rollouts, stream_rollouts
 from train.groups.groups import GroupOptions
 from train.rows.convert import Options, convert
@@ -45,16 +47,6 @@ def once(path: Path, **options: Any) -> tuple[list[RolloutRecord], list[list[Rol
     for row in [*records, *(row for rows in withheld for row in rows)]:
         SCHEMA.validate(row)
     return records, withheld, warnings
-
-
-def trials(root: Path, *tasks: list[dict[str, Any]]) -> Path:
-    """A `--trials` run: of each task one rollout a trial."""
-    for number in range(len(tasks[0])):
-        specs = [
-            {"name": f"{spec[number].get('task', 't')}__{number}{k}", **spec[number]} for k, spec in enumerate(tasks)
-        ]
-        make_job(root / f"trial-{number + 1:02d}" / "2026-11-04__17-52-13", specs)
-    return root
 
 
 def test_a_record_has_every_field_of_the_seed(tmp_path: Path) -> None:
@@ -514,7 +506,7 @@ def test_the_golden_lines_of_a_stream_hold(tmp_path: Path) -> None:
     [row], _, _ = once(make_job(tmp_path.parent / "alone", [{"name": "t__0"}]))
     records, withheld, _ = once(root, group_size=2, group_by="task,agent,model")
     made = {"ungrouped": row, "grouped": records[0], "withheld": withheld[0][1]}
-    folder = Path(__file__).parents[2] / "capture/schemas/examples/stream"
+    folder = Path(__file__).parents[3] / "capture/schemas/examples/stream"
     if os.environ.get("GOLDEN") == "write":
         folder.mkdir(exist_ok=True)
         for name, line in made.items():

@@ -16,11 +16,9 @@ from typing import Any
 import pytest
 
 from capture.schemas import validator
-from tests.train.build import conversation, end_job, make_job, make_rollout, write
-from tests.train.test_rollouts import CRASH, dead_pid
-from tests.train.test_stream import trials
+from tests.train.build import CRASH, conversation, dead_pid, end_job, make_job, make_rollout, trials, write
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-m", "train", "stream"]
 
 

@@ -412,6 +412,6 @@ def test_roles_and_parts_that_are_no_text_are_read_all_the_same(tmp_path: Path) 
 
 def test_the_documented_example_is_what_it_prints(tmp_path: Path) -> None:
     job = real_break(tmp_path, "arguments: the agent took the spaces out")
-    text = (Path(__file__).parents[2] / "docs/train.md").read_text()
+    text = (Path(__file__).parents[3] / "docs/train.md").read_text()
     shown = text.partition("<!-- explain -->")[2].split("```")[1].partition("my/model\n")[2]
     assert run(job, "--explain", "--tokenizer", tmp_path / "tokenizer").stdout == shown

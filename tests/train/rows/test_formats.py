@@ -11,14 +11,22 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.train.build import Line, conversation, make_job
-from tests.train.tool_calls import ARGUMENTS, BASH, WRITE, answered, call_message, sampled_count, tool_rollout
+from tests.train.tool_calls import (
+    ARGUMENTS,
+    BASH,
+    SUFFIX,
+    WRITE,
+    answered,
+    call_message,
+    other_call,
+    sampled_count,
+    tool_rollout,
+)
 from train.errors import BadInput, NothingWritten, TrainError
 from train.rollouts.messages import Growing, plain
 from train.rows.convert import Options, convert
 from train.rows.formats import NAMES, find_format
 from train.rows.writers import read_rows
-
-SUFFIX = {"verl-sft": "train.parquet", "openenv-episodes": "episodes"}
 
 
 def made(tmp_path: Path, form: str, calls: list[Line], **options: Any) -> tuple[list[dict[str, Any]], list[str]]:
@@ -108,13 +116,6 @@ def test_verl_rows_are_structs(tmp_path: Path) -> None:
     assert rows[0]["tools"] == [WRITE]
     assert rows[0]["messages"][1]["tool_calls"][0]["function"]["arguments"] == ARGUMENTS
     assert told == []
-
-
-def other_call() -> list[Line]:
-    """A rollout that calls two tools of different arguments."""
-    calls = tool_rollout([WRITE, BASH])
-    answered(calls[1], call_message("bash", {"command": "cat /app/answer.txt"}, "call_2"), [WRITE, BASH])
-    return calls
 
 
 def test_verl_arguments_become_strings_where_structs_would_be_filled_with_nulls(tmp_path: Path) -> None:
