@@ -3,8 +3,11 @@
 CaptureError
 ├── JournalError          a journal cannot be opened, written or read
 │   └── JournalClosed     a line was offered to a journal that is sealed
+├── LockError             a lock file cannot be written
+│   └── LockHeld          the lock is held by another process (in `capture.lock`)
 ├── RecordError           a value cannot be a token capture (the message names the field)
-└── FileFormatError       a file of a job folder is not what its name says
+├── FileFormatError       a file of a job folder is not what its name says
+└── JsonError             a text is not JSON
 """
 
 
@@ -20,9 +23,17 @@ class JournalClosed(JournalError):
     """A line was offered to a journal that is sealed."""
 
 
+class LockError(CaptureError):
+    """A lock file cannot be written."""
+
+
 class RecordError(CaptureError):
     """A value cannot be a token capture."""
 
 
 class FileFormatError(CaptureError):
     """A file of a job folder is not what its name says."""
+
+
+class JsonError(CaptureError):
+    """A text is not JSON."""

@@ -9,8 +9,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, NamedTuple
 
-import orjson
-
+from capture import json
 from capture.engines.answer.reader import CHAT, COMPLETIONS, Reader
 from capture.engines.answer.strip import ResponseFilter
 from capture.record import FIELDS, Ids, Unavailable
@@ -81,7 +80,7 @@ class Engine:
 
     def refused(self, ask: UpstreamRequest, status: int, error: object) -> bool:
         """Whether a 4xx answer is about something that we added: its text names one of the fields."""
-        text = orjson.dumps(error, default=str).decode().lower() if error is not None else ""
+        text = json.dumps(error).decode().lower() if error is not None else ""
         return any(name.lower() in text for name in ask.injected)
 
     def reader(self, wire: str, body: dict[str, Any], ask: UpstreamRequest) -> Reader:

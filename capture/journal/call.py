@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import msgspec
-import orjson
 
+from capture import json
 from capture.errors import FileFormatError, RecordError
 from capture.record import SCHEMA_VERSION, Completion, Ids, TokenCapture
 
@@ -200,7 +199,7 @@ class Call:
             return {}
         for name in ("token_capture", "token_in"):
             fields.pop(name, None)
-        return {name: _loads(value) for name, value in fields.items()}
+        return {name: _part(value) for name, value in fields.items()}
 
     @property
     def number(self) -> int:
@@ -259,7 +258,7 @@ class Call:
             # Of another shape than a writer of this schema makes: let the tolerant reader say what is wrong.
             if self._prompt is not None:
                 return Call._uncut(self).capture
-            metadata = _loads(self._parts.metadata)
+            metadata = _part(self._parts.metadata)
             value = metadata.get("token_capture") if isinstance(metadata, dict) else None
             return None if value is None else TokenCapture.from_json(value)
         if found is None:
@@ -284,9 +283,9 @@ class Call:
                 Completion(
                     index=row.index if isinstance(row.index, int) else position,
                     token_ids=Ids.parse(bytes(row.token_ids)),
-                    tokens=_loads(row.tokens),
+                    tokens=_part(row.tokens),
                     logprobs=row.logprobs if isinstance(row.logprobs, list) else None,
-                    top_logprobs=_loads(row.top_logprobs),
+                    top_logprobs=_part(row.top_logprobs),
                     prompt_token_ids=Ids.parse(bytes(row.prompt_token_ids)),
                 )
                 for position, row in enumerate(found.completions)
@@ -317,19 +316,12 @@ def _prompt_array(raw: bytes) -> tuple[int, int]:
     return start, end
 
 
-def _loads(raw: msgspec.Raw) -> Any:
-    """A part of a line; halves of characters (`\\ud800`), which Python's own JSON writes, are read as it reads them."""
-    try:
-        return orjson.loads(memoryview(raw))
-    except orjson.JSONDecodeError:
-        try:
-            return json.loads(bytes(raw))
-        except (ValueError, RecursionError):
-            return None
+def _part(raw: msgspec.Raw) -> Any:
+    return json.loads_or_none(bytes(raw))
 
 
 def _object(raw: msgspec.Raw) -> dict[str, Any]:
-    return _dict(_loads(raw))
+    return _dict(_part(raw))
 
 
 def _dict(value: object) -> dict[str, Any]:

@@ -20,7 +20,8 @@ from typing import Any
 
 import orjson
 
-from capture.errors import FileFormatError, JournalClosed, JournalError
+from capture import json
+from capture.errors import FileFormatError, JournalClosed, JournalError, JsonError
 from capture.journal.call import Call as Call
 from capture.journal.call import Known
 
@@ -206,14 +207,14 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes `value` as indented JSON, atomically."""
-    write_atomic(path, orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    write_atomic(path, json.dumps(value, orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
 def read_json(path: Path) -> Any:
     """The JSON of a file. Raises `FileFormatError` (not JSON) or `JournalError` (cannot be read)."""
     try:
-        return orjson.loads(path.read_bytes())
-    except orjson.JSONDecodeError as error:
+        return json.loads(path.read_bytes())
+    except JsonError as error:
         raise FileFormatError(f"{path} is not valid JSON ({error})") from error
     except OSError as error:
         raise JournalError(f"cannot read {path}: {error.strerror}") from error
@@ -221,7 +222,7 @@ def read_json(path: Path) -> Any:
 
 def write_jsonl(path: Path, rows: list[Any]) -> None:
     """Writes `rows` as a JSON Lines file, atomically, replacing what was there."""
-    write_atomic(path, b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    write_atomic(path, b"".join(json.dumps(row, orjson.OPT_APPEND_NEWLINE) for row in rows))
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -235,8 +236,8 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 if line.isspace():
                     continue
                 try:
-                    row = orjson.loads(line)
-                except orjson.JSONDecodeError as error:
+                    row = json.loads(line)
+                except JsonError as error:
                     raise FileFormatError(f"{path}: line {number + 1}: invalid JSON: {error}") from error
                 if not isinstance(row, dict):
                     raise FileFormatError(f"{path}: line {number + 1}: top-level record must be an object")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-import orjson
+from capture import json
 
 REDACTED: Final = "***REDACTED***"
 
@@ -240,10 +240,7 @@ def _remembered(key: int, find: Callable[[Any], Iterable[str]], where: Any) -> f
 
 def _kinds_of_tools(tools: list[Any]) -> frozenset[str]:
     """Of many small texts, which to look through one by one costs twenty times what writing them out does."""
-    try:
-        text = orjson.dumps(tools)
-    except TypeError:  # nested too deeply, or half a character
-        return frozenset(secrets_seen(tools))
+    text = json.dumps(tools)
     return _remembered(hash((text, "tools")), secrets_seen, tools)
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import docker
 
+from capture.lock import hostname, is_running, process_start
 from sandbox.containers.docker import doing
 from sandbox.containers.network import drop_rules
 
@@ -22,7 +22,7 @@ OWNER = "benchflow.owner"
 
 def owner() -> str:
     """This process, in a way that no later process can be mistaken for."""
-    return f"{socket.gethostname()}:{_boot()}:{os.getpid()}:{start_ticks(os.getpid())}"
+    return f"{hostname()}:{_boot()}:{os.getpid()}:{process_start(os.getpid())}"
 
 
 def labels(**more: str) -> dict[str, str]:
@@ -57,31 +57,11 @@ def is_dead(label: str) -> bool:
         host, boot, pid, ticks = label.rsplit(":", 3)
     except ValueError:
         return False
-    if host != socket.gethostname() or not pid.isdigit():
+    if host != hostname() or not pid.isdigit():
         return False
     if boot != _boot():
         return True
-    now = start_ticks(int(pid))
-    return now == "0" or (ticks not in ("0", now))
-
-
-def start_ticks(pid: int) -> str:
-    """When a process began, in clock ticks since boot; "0" when there is no such process (or no /proc)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return "0" if Path("/proc/self/stat").exists() or not _alive(pid) else "1"
-    return stat.rpartition(")")[2].split()[19]
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    return not is_running(int(pid), ticks)
 
 
 def _boot() -> str:

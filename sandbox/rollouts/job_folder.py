@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from capture.errors import CaptureError
+from capture.errors import CaptureError, LockError
 from capture.journal.journal import read_json, write_json, write_jsonl
-from capture.journal.layout import JobDir
+from capture.journal.layout import EVALUATION, LOCK, JobDir
 from capture.journal.trainer_files import reward_of
-from sandbox.containers.reaper import start_ticks
+from capture.lock import LockHeld, locked
 from sandbox.errors import INFRASTRUCTURE, JobError, SandboxError, Stopped
 from sandbox.rollouts.result_files import outcome
 from sandbox.tasks.task import Task
@@ -85,66 +82,45 @@ def open_job(folder: JobDir, evaluation: dict[str, Any], resume: bool) -> Iterat
     except OSError as error:
         words = f"the job folder {folder.path} cannot be made: {error.strerror}; choose another --jobs-dir"
         raise JobError(words) from error
-    _take_lock(folder)
-    empty = False
+    remove = False
     try:
-        if not resume and (folder.evaluation.exists() or folder.summary.exists()):
-            raise JobError(
-                f"there is a job {folder.name} in {folder.path.parent} already; continue it with --resume, or give "
-                "another --job"
-            )
-        if resume and folder.evaluation.exists():
-            _same_job(folder, evaluation)
-        folder.summary.unlink(missing_ok=True)
-        fresh = not folder.evaluation.exists()
-        write_json(folder.evaluation, evaluation)
-        try:
-            yield Job(folder)
-        except Stopped:
-            raise
-        except SandboxError:  # nothing could begin, as without Docker: the name stays free
-            if fresh and {path.name for path in folder.path.iterdir()} == {folder.evaluation.name, folder.lock.name}:
-                folder.evaluation.unlink()
-                empty = True
-            raise
-    finally:
-        folder.lock.unlink(missing_ok=True)
-        if empty:
-            folder.path.rmdir()
-
-
-def _take_lock(folder: JobDir) -> None:
-    mine = {"pid": os.getpid(), "host": socket.gethostname(), "started": start_ticks(os.getpid())}
-    for _ in range(2):
-        try:
-            fd = os.open(folder.lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        except FileExistsError:
-            holder = _holder(folder.lock)
-            if holder is not None:
+        with contextlib.ExitStack() as lock:
+            _take_lock(lock, folder)
+            if not resume and (folder.evaluation.exists() or folder.summary.exists()):
                 raise JobError(
-                    f"the job {folder.name} is running ({holder}); wait for it, or give another --job"
-                ) from None
-            folder.lock.unlink(missing_ok=True)  # its process is gone
-            continue
-        except OSError as error:
-            raise JobError(f"the job folder {folder.path} cannot be written: {error.strerror}") from error
-        with os.fdopen(fd, "w") as file:
-            json.dump(mine, file)
-        return
-    raise JobError(f"the lock {folder.lock} is taken again and again; is another bench starting the same job?")
+                    f"there is a job {folder.name} in {folder.path.parent} already; continue it with --resume, or give "
+                    "another --job"
+                )
+            if resume and folder.evaluation.exists():
+                _same_job(folder, evaluation)
+            folder.summary.unlink(missing_ok=True)
+            fresh = not folder.evaluation.exists()
+            write_json(folder.evaluation, evaluation)
+            try:
+                yield Job(folder)
+            except Stopped:
+                raise
+            except SandboxError:  # nothing could start, as without Docker: the name stays free
+                if fresh and {path.name for path in folder.path.iterdir()} == {EVALUATION, LOCK}:
+                    folder.evaluation.unlink()
+                    remove = True
+                raise
+    finally:
+        if remove:
+            with contextlib.suppress(OSError):  # another run may be taking the name
+                folder.path.rmdir()
 
 
-def _holder(lock: Path) -> str | None:
-    """Who holds a lock, None when that process is gone."""
+def _take_lock(lock: contextlib.ExitStack, folder: JobDir) -> None:
     try:
-        held = read_json(lock)
-        pid, host = int(held["pid"]), str(held["host"])
-    except (CaptureError, KeyError, TypeError, ValueError):
-        return None
-    if host != socket.gethostname():
-        return f"on host {host}, process {pid}; delete {lock} if that host is gone"
-    now = start_ticks(pid)
-    return None if now == "0" or held.get("started") not in (None, now) else f"process {pid}"
+        lock.enter_context(locked(folder.lock))
+    except LockHeld as held:
+        raise JobError(
+            f"the job {folder.name} is running ({held.holder}); wait for it, give another --job, or delete "
+            f"{folder.lock} if that process is gone"
+        ) from None
+    except LockError as error:
+        raise JobError(f"the job {folder.name} cannot be started: {error}") from error
 
 
 def _same_job(folder: JobDir, evaluation: dict[str, Any]) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from capture.journal.layout import JobDir
+from capture.lock import Holder, holder
 from train.rollouts.rollouts import read_result
 
 Kind = Literal["running", "finished", "stopped", "waiting"]
@@ -41,11 +40,9 @@ def job_state(folder: Path, *, had_lock: bool = False) -> JobState:
     lock was here (`had_lock`) and is gone without a summary.
     """
     job = JobDir(folder)
-    held = read_result(job.lock)
-    if held is None and job.lock.exists():
-        return JobState("running", f"{job.lock} is held; it does not say by whom", lock=job.lock)
-    if held is not None:
-        return _held(job, held)
+    held_by = holder(job.lock)
+    if held_by is not None:
+        return _held(job.lock, held_by)
     summary = read_result(job.summary)
     if summary is not None:
         if summary.get("stopped") is True:
@@ -56,33 +53,14 @@ def job_state(folder: Path, *, had_lock: bool = False) -> JobState:
     return JobState("waiting", f"waiting for the job: no {job.lock.name} and no {job.summary.name} in {folder}")
 
 
-def _held(job: JobDir, held: Mapping[str, Any]) -> JobState:
-    host, pid = held.get("host"), held.get("pid")
-    if not isinstance(pid, int) or isinstance(pid, bool) or pid <= 0:
-        return JobState("running", f"{job.lock} is held; it names no process", lock=job.lock)
-    if host != socket.gethostname():
-        return JobState("running", f"running as process {pid} on host {host}", pid, job.lock)
-    if _alive(pid, held.get("started")):
-        return JobState("running", f"running as process {pid}", pid, job.lock)
-    return JobState("stopped", f"the job's process {pid} is gone (lock {job.lock})", pid, job.lock)
-
-
-def _alive(pid: int, started: object) -> bool:
-    """Whether the process lives. `started`, its start in clock ticks, tells it from a later one of the same number."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        pass
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return True  # no /proc here, or it is hidden: the signal reached somebody
-    after_name = stat.rpartition(")")[2].split()
-    if after_name[0] == "Z":
-        return False
-    return not isinstance(started, str | int) or isinstance(started, bool) or str(started) in ("0", after_name[19])
+def _held(lock: Path, by: Holder) -> JobState:
+    if not by.alive and by.pid is None:
+        return JobState("stopped", f"{lock} is old and names no process", lock=lock)
+    if not by.alive:
+        return JobState("stopped", f"the job's {by} is gone (lock {lock})", by.pid, lock)
+    if by.pid is None:
+        return JobState("running", f"{lock} is held by {by}", lock=lock)
+    return JobState("running", f"running as {by}", by.pid, lock)
 
 
 def _abandoned(job: JobDir) -> bool:

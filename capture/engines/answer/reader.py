@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from capture import json
 from capture.assemble import Assembler, without_ids
 from capture.engines.answer.choices import Sampled, prompts_cut
 from capture.engines.answer.completeness import of_cut_short, of_failed, of_finished
 from capture.engines.answer.fast_chunk import MUTED, Parts, opening, parts
+from capture.errors import JsonError
 from capture.record import Completion, Ids, TokenCapture
 
 if TYPE_CHECKING:
@@ -230,28 +231,26 @@ class Reader:
         return self.hide.strip(body, streamed=self.streamed)
 
     def _loads(self, data: bytes) -> Any:
-        """JSON as engines write it: strict, or with Python's NaN and lone surrogates; None for anything else."""
+        """JSON as engines write it; None for anything else."""
         try:
-            return orjson.loads(data)
-        except orjson.JSONDecodeError:
-            pass
-        try:
-            value = json.loads(data)
-        except (ValueError, RecursionError):
+            value, strict = json.parse(data)
+        except JsonError:
             return None
-        self._lenient = True  # such values go out as they came in, which orjson would not do
+        self._lenient = self._lenient or not strict
         return value
 
     def _dumps(self, value: Any, data: bytes) -> bytes:
-        """`value` as JSON; `data`, what it was read from, where it is nested deeper than anybody writes."""
+        """`value` as JSON, as it came where that was not strict; `data`, what it was read from, where it is nested
+        deeper than anybody writes.
+        """
         if not self._lenient:
             try:
                 return orjson.dumps(value)
             except TypeError:  # nested deeper than orjson writes, or integers beyond 64 bits
                 pass
         try:
-            return json.dumps(value, separators=(",", ":")).encode()
-        except RecursionError:
+            return json.dumps_as_read(value)
+        except JsonError:
             return data
 
     # the record
