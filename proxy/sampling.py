@@ -1,9 +1,12 @@
-"""Which request fields shape what is sampled, and whether a name is a misspelling of one of them."""
+"""Which request fields shape what is sampled, and the defaults for them that `--sampling` gives."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+from proxy.errors import SettingsError
 
 #: Request fields that shape what is sampled; kept in the record as they were sent.
 SAMPLING = frozenset((
@@ -27,3 +30,35 @@ def misspelt_sampling(names: Iterable[str]) -> str | None:
         if close and name not in SAMPLING:
             return f"--sampling {name}: no engine knows it; did you mean {close[0]}?"
     return None
+
+
+def read_sampling(words: Iterable[str]) -> dict[str, object]:
+    """The sampling defaults of `--sampling` options, each a JSON object or `NAME=VALUE`.
+
+    A value is JSON where it can be read as JSON, text otherwise. Raises `SettingsError`.
+    """
+    values: dict[str, object] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if word.lstrip()[:1] in ("{", "["):
+            values |= _json_object(word)
+        elif not name or not equals:
+            raise SettingsError(f"--sampling {word}: give NAME=VALUE, such as temperature=1.0")
+        else:
+            try:
+                values[name] = json.loads(text)
+            except ValueError:
+                values[name] = text
+    if (sentence := misspelt_sampling(values)) is not None:
+        raise SettingsError(sentence)
+    return values
+
+
+def _json_object(word: str) -> dict[str, object]:
+    try:
+        value = json.loads(word)
+    except ValueError as error:
+        raise SettingsError(f"--sampling is not JSON ({error}): {word}") from error
+    if not isinstance(value, dict):
+        raise SettingsError('--sampling must be a JSON object, such as {"temperature": 1.0}')
+    return value

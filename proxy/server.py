@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -80,12 +79,13 @@ async def serve(settings: Settings, share: Share | None = None) -> AsyncIterator
     Raises `SettingsError` for what cannot be used, a taken port included, and `SessionError` for a journal.
     """
     settings.check()
+    settings = settings.with_admin_key()
     raise_fd_limit()
     metrics = Metrics()
     open_mode = settings.out is not None and settings.key is None
     sessions = Sessions(
         open_mode=open_mode, out=settings.out, fsync=settings.fsync, grace=settings.grace, idle=settings.session_idle,
-        whole=MemoryBudget((settings.history_mb << 20) // settings.workers),
+        budget=MemoryBudget((settings.history_mb << 20) // settings.workers),
     )  # fmt: skip
     door = SessionFactory(sessions, settings)
     sockets = [] if share else bind([settings.host, *settings.more_hosts], settings.port)
@@ -98,8 +98,6 @@ async def serve(settings: Settings, share: Share | None = None) -> AsyncIterator
             share.listener = listener
             admin_sockets = [share.admin_socket()]
         elif settings.admin_port is not None:
-            if settings.admin_key is None:
-                settings.admin_key = secrets.token_urlsafe(24)
             admin_sockets = bind([settings.admin_host], settings.admin_port, option="--admin-port")
             admin_url = f"http://{in_url(settings.admin_host)}:{admin_sockets[0].getsockname()[1]}"
         if settings.out is not None:
@@ -116,7 +114,7 @@ async def serve(settings: Settings, share: Share | None = None) -> AsyncIterator
         await listener.listen(sockets)
         await admin.start()
         if settings.probe and settings.upstream and (share is None or share.index == 0):
-            pool = door.replicas(tuple(settings.upstream), settings.upstream_key, settings.engine)
+            pool = door.replicas(settings)
             probing = asyncio.ensure_future(probe_all(pool, settings))
         yield Proxy(settings, sessions, door, settings.host, admin_url)
     finally:

@@ -1,16 +1,23 @@
-"""Every setting of the proxy, documented where it is declared. `python -m proxy` makes its options from these."""
+"""Every setting of the proxy and of its sessions, declared and documented once.
+
+The options of `bench proxy` (`proxy/cli.py`) and the JSON fields of `POST /sessions` are made from these.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 import math
 import re
+import secrets
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 from urllib.parse import urlsplit
 
-from capture.token_in.bridge import MODES
+from capture.token_in.bridge import MODES, MODES_HELP
 from proxy.errors import SettingsError
 
 ENGINES = ("auto", "vllm", "sglang", "llamacpp", "other")
@@ -25,87 +32,144 @@ class Timeouts:
     idle: float = 300.0
 
 
-@dataclass(slots=True)
-class Settings:
-    """How one proxy runs. Times are seconds, sizes mebibytes where the name says `mb`."""
+def option(default: Any, help: str, **cli_default: Any) -> Any:
+    """A setting that is an option of `bench proxy` too; `default` there may be another: `option(0, "…", cli=8100)`."""
+    return field(default=default, metadata={"help": help, "default": cli_default.get("cli", default)})
 
-    #: Engines to call, `http://HOST:PORT/v1`; several are replicas of one model. Sessions may name their own.
-    upstream: list[str] = field(default_factory=list)
-    #: The engine's API key. It reaches no agent, no record and no error.
-    upstream_key: str | None = None
-    #: Which engine answers: `auto` asks it; `other` is any OpenAI-compatible API, recorded without tokens.
-    engine: str = "auto"
-    #: Send this model name upstream whatever the agent asked for.
-    model: str | None = None
 
-    #: Where agents reach the proxy. Beyond loopback every call needs a key.
-    host: str = "127.0.0.1"
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """What a session may have of its own. The JSON fields of `POST /sessions` and the options of `bench proxy` and
+    `bench run` that concern sessions follow from these."""
+
+    #: Engines to call; several are replicas of one model.
+    upstream: list[str] = field(
+        default_factory=list,
+        metadata={"help": "The engine, http://HOST:PORT/v1. Repeat for each replica.", "default": None},
+    )
+    #: It reaches no agent, no record and no error.
+    upstream_key: str | None = option(None, "The engine's API key; no agent ever sees it.")
+    #: `auto` asks the engine; `other` is any OpenAI-compatible API, recorded without tokens.
+    engine: str = option("auto", "auto, vllm, sglang, llamacpp, or other (text and usage only).")
+    model: str | None = option(None, "Send this model name whatever the agent asks for.")
+    #: Ask the engine for ids and logprobs. Off, calls are recorded as they are.
+    capture: bool = True
+    #: Also record this many alternatives per token.
+    top_logprobs: int | None = None
+    #: `off`, `auto` where it can be done, `require` or the call is refused.
+    token_in: str = option("off", MODES_HELP)
+    policy_version: str | None = option(None, "Version of the weights, recorded with each call.")
+    sampling: dict[str, object] = field(
+        default_factory=dict,
+        metadata={"help": 'Defaults for calls that set none, as JSON: {"temperature": 1.0}.', "default": None},
+    )
+
+    def check(self) -> None:
+        """Raises `SettingsError` for the first option that cannot be used."""
+        if self.engine not in ENGINES:
+            raise SettingsError(f"--engine must be one of {', '.join(ENGINES)}, not {self.engine!r}")
+        for url in self.upstream:
+            upstream_base(url)
+        check_key(self.upstream_key)
+        check_top_logprobs(self.top_logprobs)
+        if self.token_in not in MODES:
+            raise SettingsError(f"--token-in must be one of {', '.join(MODES)}, not {self.token_in!r}")
+        if self.token_in != "off" and not self.capture:
+            raise SettingsError(
+                "--token-in needs the captured ids: set BENCHFLOW_CAPTURE_TOKEN_LOGPROBS=1, or --token-in off"
+            )
+
+    def session_options(self, given: Mapping[str, Any] | None = None) -> SessionOptions:
+        """These options, with those of `given` that are not None in their place. Raises `SettingsError`."""
+        own = {name: value for name, value in (given or {}).items() if value is not None}
+        for name, value in own.items():
+            if name not in SESSION_TYPES:
+                raise SettingsError(f"unknown field {name!r}; known are {', '.join(sorted(SESSION_TYPES))}")
+            if type(value) not in SESSION_TYPES[name]:
+                raise SettingsError(f"`{name}` is of the wrong type")
+        if isinstance(own.get("upstream"), str):
+            own["upstream"] = [own["upstream"]]
+        if not all(isinstance(url, str) for url in own.get("upstream", ())):
+            raise SettingsError("`upstream` must be an address, or a list of addresses")
+        if "upstream" in own:
+            own.setdefault("upstream_key", None)  # the key of the proxy's engine is for that engine
+        if own.get("capture") is False:
+            own.setdefault("token_in", "off")
+        options = SessionOptions(**{one.name: getattr(self, one.name) for one in fields(SessionOptions)} | own)
+        options.check()
+        return options
+
+
+#: The types of each session option's JSON value.
+SESSION_TYPES: dict[str, tuple[type, ...]] = {
+    name: tuple(get_origin(kind) or kind for kind in (get_args(hint) if isinstance(hint, UnionType) else (hint,)))
+    for name, hint in get_type_hints(SessionOptions).items()
+}
+SESSION_TYPES["upstream"] = (str, list)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings(SessionOptions):
+    """How one proxy runs, and what its sessions have unless they say otherwise.
+
+    Times are seconds, sizes mebibytes where the name says `mb`.
+    """
+
+    #: None: no default session; sessions are opened through the admin routes or `open_session`.
+    out: Path | None = option(None, "Folder for journals: OUT/default/trajectory/llm_trajectory.jsonl.", cli="captures")  # noqa: RUF009
+    #: Beyond loopback every call needs a key.
+    host: str = option("127.0.0.1", "Address to listen on.")
     #: Further addresses to listen on, the same port: a sandbox network's gateway, say.
     more_hosts: list[str] = field(default_factory=list)
-    #: 0 takes a free port.
-    port: int = 0
-    #: The key of the stand-alone session. Without one the proxy is open, on loopback only.
-    key: str | None = None
+    port: int = option(0, "Port to listen on; 0 takes a free one.", cli=8100)
+    #: The key of the default session. Without one the proxy is open, on loopback only.
+    key: str | None = option(None, "Key agents must send; needed beyond loopback.")
 
-    #: Where `/sessions` and `/metrics` listen; None leaves them out, 0 takes a free port.
-    admin_port: int | None = None
-    admin_host: str = "127.0.0.1"
-    #: Key of the admin routes; beyond loopback it must be given.
-    admin_key: str | None = None
+    probe: bool = option(True, "Make one tiny call at start and say what is captured.")
+    buffered: bool = option(False, "Call the engine without streaming; agents still get a stream.")
+    fsync: bool = option(False, "Sync each line to disk before the reply ends.")
 
-    #: Stand-alone: the folder for journals, `OUT/default/trajectory/llm_trajectory.jsonl`. None: sessions are opened.
-    out: Path | None = None
+    admin_host: str = option("127.0.0.1", "Address of the admin routes.")
+    #: None leaves the admin routes out.
+    admin_port: int | None = option(None, "Open /sessions and /metrics on this port.")
+    #: Beyond loopback it must be given.
+    admin_key: str | None = option(None, "Key of the admin routes; made and shown if not given.")
 
-    #: Ask the engine for ids and logprobs. Off, calls are journalled as they are.
-    capture: bool = True
-    #: Also record this many alternatives a token.
-    top_logprobs: int | None = None
-    #: Call the engine unstreamed and stream its answer to the agent, for engines that lose ids in streams.
-    buffered: bool = False
-    #: Return from writing a line only when it is on the disk.
-    fsync: bool = False
-    #: Make one tiny call at start, to say what the engine captures.
-    probe: bool = True
-    #: The weights' version that is stamped on each call.
-    policy_version: str | None = None
-    #: Continue conversations by token ids: `off`, `auto` where it can be done, `require` or the call is refused.
-    token_in: str = "off"
-    #: Sampling parameters for calls that do not set them, such as `{"temperature": 1.0}`.
-    sampling: dict[str, object] = field(default_factory=dict)
-
-    #: A session that its address made (`/s/NAME/v1`) ends after so long without a call; the next opens it again, on the
-    #: same journal. 0: never. Sessions that were opened with a key end when they are closed.
-    session_idle: float = 3600.0
-    #: What all sessions together remember of their calls (token-in, `previous_response_id`), those of all workers; what
-    #: was used longest ago goes first.
-    history_mb: int = 1024
-
-    #: A request body larger than this gets 413.
-    max_body_mb: int = 256
-    connect_timeout: float = 10.0
-    #: Until the first byte of an answer; an unstreamed answer comes only when all of it is sampled.
-    first_byte_timeout: float = 1800.0
-    #: Between two pieces of a streamed answer.
-    idle_timeout: float = 300.0
-    #: While the engine is called unstreamed for an agent that streams, a comment goes out this often.
+    #: Only `bench proxy` starts more than one.
+    workers: int = option(1, "Processes; each session lives in one of them (Linux).")
+    #: Sessions that were opened with a key end when they are closed.
+    session_idle: float = option(
+        3600.0,
+        "Seconds without a call after which a session that its address made (/s/NAME/v1) ends; its next call opens it "
+        "again, on the same journal. 0: never.",
+    )
+    #: Of all workers together; what was used longest ago goes first.
+    history_mb: int = option(
+        1024,
+        "Memory for what all sessions remember of their calls (last prompts, token-in, previous_response_id), in MiB.",
+    )
+    max_body_mb: int = option(256, "Larger request bodies get 413.")
+    connect_timeout: float = option(10.0, "Seconds to reach the engine.")
+    #: An answer that does not stream comes only when all of it is sampled.
+    first_byte_timeout: float = option(1800.0, "Seconds until the engine's answer begins.")
+    idle_timeout: float = option(300.0, "Seconds between two pieces of an answer.")
+    grace: float = option(30.0, "Seconds that a stop waits for calls in flight.")
+    #: A comment goes out this often to an agent that streams while the engine is called without streaming.
     keepalive: float = 10.0
-    #: How long a stop, or the closing of a session, waits for calls in flight.
-    grace: float = 30.0
-
-    #: Processes that share the agents' port, each with sessions of its own. Only `bench proxy` starts more than one.
-    workers: int = 1
 
     @property
     def timeouts(self) -> Timeouts:
         return Timeouts(self.connect_timeout, self.first_byte_timeout, self.idle_timeout)
 
+    def with_admin_key(self) -> Settings:
+        """The same, with a new admin key where the admin routes are open and none was given."""
+        if self.admin_port is None or self.admin_key is not None:
+            return self
+        return replace(self, admin_key=secrets.token_urlsafe(24))
+
     def check(self) -> None:
         """Raises `SettingsError` with one sentence for the first thing that cannot be used."""
-        check_engine(self.engine)
-        for url in self.upstream:
-            upstream_base(url)
-        check_top_logprobs(self.top_logprobs)
-        check_token_in(self.token_in, self.capture)
+        SessionOptions.check(self)
         if self.out is not None and not self.upstream:
             raise SettingsError("--upstream is missing: give the engine's address, such as http://127.0.0.1:8000/v1")
         for host in (self.host, *self.more_hosts):
@@ -119,7 +183,7 @@ class Settings:
                 f"refusing to open the admin routes on {self.admin_host} without a key; give --admin-key, or keep "
                 "--admin-host 127.0.0.1"
             )
-        for key in (self.key, self.admin_key, self.upstream_key):
+        for key in (self.key, self.admin_key):
             check_key(key)
         if not 1 <= self.workers <= 64:
             raise SettingsError("--workers must be between 1 and 64")
@@ -139,23 +203,9 @@ class Settings:
                 raise SettingsError(f"--{name.replace('_', '-')} must be a number of seconds above 0, not {seconds:g}")
 
 
-def check_engine(name: str) -> None:
-    if name not in ENGINES:
-        raise SettingsError(f"--engine must be one of {', '.join(ENGINES)}, not {name!r}")
-
-
 def check_top_logprobs(number: int | None) -> None:
     if number is not None and not 0 <= number <= 1000:
         raise SettingsError("BENCHFLOW_CAPTURE_TOP_LOGPROBS must be between 0 and what the engine allows (vLLM: 20)")
-
-
-def check_token_in(mode: str, capture: bool) -> None:
-    if mode not in MODES:
-        raise SettingsError(f"--token-in must be one of {', '.join(MODES)}, not {mode!r}")
-    if mode != "off" and not capture:
-        raise SettingsError(
-            "--token-in needs the captured ids: set BENCHFLOW_CAPTURE_TOKEN_LOGPROBS=1, or --token-in off"
-        )
 
 
 def check_key(key: str | None) -> None:

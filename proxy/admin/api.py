@@ -29,11 +29,11 @@ async def health(request: Request) -> Response:
 class Admin:
     """Sessions and metrics, for whoever started the proxy."""
 
-    def __init__(self, sessions: Sessions, settings: Settings, metrics: Metrics, door: SessionFactory) -> None:
+    def __init__(self, sessions: Sessions, settings: Settings, metrics: Metrics, factory: SessionFactory) -> None:
         self.sessions = sessions
         self.settings = settings
         self.metrics = metrics
-        self.door = door
+        self.factory = factory
 
     def app(self) -> ASGIApp:
         return Starlette(
@@ -77,23 +77,22 @@ class Admin:
 
     async def open(self, request: Request) -> Response:
         fields = await _object(request)
-        unknown = set(fields) - _SESSION_FIELDS
-        if unknown:
-            raise SettingsError(f"unknown field {sorted(unknown)[0]!r}; known are {', '.join(sorted(_SESSION_FIELDS))}")
-        if "\0" in str(fields.get("journal")):
-            raise SettingsError("`journal` is no path")
-        if "name" not in fields or "journal" not in fields:
+        name, journal = fields.pop("name", None), fields.pop("journal", None)
+        if name is None or journal is None:
             raise SettingsError(
                 "a session needs a `name` and a `journal`, the path of its llm_trajectory.jsonl: "
                 '{"name": "a", "journal": "a.jsonl"}'
             )
-        for name, kinds in _SESSION_TYPES.items():
-            if fields.get(name) is not None and not isinstance(fields[name], kinds):
-                raise SettingsError(f"`{name}` is of the wrong type")
-        journal = Path(str(fields.pop("journal")))
-        session = self.door.open_session(str(fields.pop("name")), journal=journal, **fields)
+        if not isinstance(name, str):
+            raise SettingsError("`name` is of the wrong type")
+        if not isinstance(journal, str):
+            raise SettingsError("`journal` is of the wrong type")
+        if "\0" in journal:
+            raise SettingsError("`journal` is no path")
+        self.settings.session_options(fields)  # what is no option of a session is refused by its name
+        session = self.factory.open_session(name, journal=Path(journal), **fields)
         host = request.url.hostname or "127.0.0.1"
-        root = f"http://{host}:{self.door.port}"
+        root = f"http://{host}:{self.factory.port}"
         return JSONResponse(
             {
                 "session": session.id,
@@ -116,29 +115,13 @@ class Admin:
             raise SettingsError('give the policy\'s version as a string: {"version": "step-120"}')
         named, defaults = request.path_params["id"], self.sessions.defaults
         if named == "default" and defaults is not None and self.sessions.default is None:
-            defaults.policy_version = str(version)  # the default itself lives in another worker
+            self.sessions.set_default_policy(str(version))  # the default itself lives in another worker
             return JSONResponse({"policy_version": version})
         session = self.sessions.get(named)
         self.sessions.set_policy(session, str(version))
         if defaults is not None and session is self.sessions.default:
-            defaults.policy_version = str(version)
+            self.sessions.set_default_policy(str(version))
         return JSONResponse(session.state())
-
-
-_SESSION_TYPES: dict[str, tuple[type, ...]] = {
-    "name": (str,),
-    "journal": (str,),
-    "engine": (str,),
-    "upstream": (str, list),
-    "upstream_key": (str,),
-    "model": (str,),
-    "capture": (bool,),
-    "top_logprobs": (int,),
-    "policy_version": (str,),
-    "sampling": (dict,),
-    "token_in": (str,),
-}
-_SESSION_FIELDS = set(_SESSION_TYPES)
 
 
 def problem(status: int, message: str) -> Response:

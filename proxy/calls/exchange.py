@@ -210,7 +210,12 @@ class Exchange(UpstreamCall):
             return data
 
     async def _side_questions(self) -> None:
-        if self.session.capture and self.engine is not None and self.reader is not None and self.replica is not None:
+        if (
+            self.session.options.capture
+            and self.engine is not None
+            and self.reader is not None
+            and self.replica is not None
+        ):
             try:
                 await self.replica.answer_questions(self.engine, self.reader)
             except Exception as error:

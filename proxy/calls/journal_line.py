@@ -155,7 +155,11 @@ def journal_line(
         "upstream": facts.replica,
         "request_model": request.body.get("model"),
         "provider_model": request.upstream.get("model"),
-        "sampling": {"sent": request.sampling, "session": session.sampling, "engine_defaults": facts.engine_defaults},
+        "sampling": {
+            "sent": request.sampling,
+            "session": session.options.sampling,
+            "engine_defaults": facts.engine_defaults,
+        },
         "policy_version": facts.policy_version,
         "policy_version_end": facts.policy_version_end,
         "outcome": facts.outcome,

@@ -80,9 +80,9 @@ class Request:
 def _with_defaults(body: dict[str, Any], session: Session) -> dict[str, Any]:
     """`body` with the session's model, and its sampling parameters where the agent set none."""
     upstream = dict(body)
-    if session.model is not None:
-        upstream["model"] = session.model
-    for name, value in session.sampling.items():
+    if session.options.model is not None:
+        upstream["model"] = session.options.model
+    for name, value in session.options.sampling.items():
         if upstream.get(name) is None:
             upstream[name] = value
     return upstream

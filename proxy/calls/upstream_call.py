@@ -121,8 +121,8 @@ class UpstreamCall:
 
     def _wants(self, replica: Replica) -> CaptureOptions:
         return CaptureOptions(
-            capture=self.session.capture,
-            top_logprobs=self.session.top_logprobs,
+            capture=self.session.options.capture,
+            top_logprobs=self.session.options.top_logprobs,
             buffered=self.route.settings.buffered or self.route.wire in replica.buffered,
         )
 
@@ -167,7 +167,7 @@ class UpstreamCall:
     def _captured(self) -> TokenCapture | None:
         """The call's token capture, once it is over; token-in holds the call for those that go on from it."""
         facts, token_in = self.facts, self.session.token_in
-        capture = facts.capture(self.reader, self.session.capture, self.request.is_object)
+        capture = facts.capture(self.reader, self.session.options.capture, self.request.is_object)
         if capture is not None and capture.prompt_token_ids is not None:
             self.session.prompt = capture.prompt_token_ids
         if token_in is not None and facts.token_in is None:

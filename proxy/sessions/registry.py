@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from proxy.errors import NoSuchSession, Refusal, SessionError
 from proxy.runtime.lru import MemoryBudget
 from proxy.sessions.keys import KEY, digest, from_a_page, keys
 from proxy.sessions.session import Session as Session
+from proxy.settings import SessionOptions
 from proxy.upstream.replicas import Replicas
 
 log = logging.getLogger("proxy")
@@ -37,12 +38,7 @@ class Defaults:
     """What a session is like that is made by its name alone."""
 
     replicas: Replicas
-    model: str | None
-    capture: bool
-    top_logprobs: int | None
-    policy_version: str | None
-    sampling: dict[str, object]
-    token_in: str
+    options: SessionOptions
 
 
 class Sessions:
@@ -60,7 +56,7 @@ class Sessions:
         fsync: bool,
         grace: float,
         idle: float = 0.0,
-        whole: MemoryBudget | None = None,
+        budget: MemoryBudget | None = None,
     ) -> None:
         self.open_mode = open_mode
         self.default: Session | None = None
@@ -71,7 +67,7 @@ class Sessions:
         self._fsync = fsync
         self._grace = grace
         self._idle = idle
-        self._whole = whole or MemoryBudget()
+        self.budget = budget or MemoryBudget()
         self._by_id: dict[str, Session] = {}
         self._by_key: dict[bytes, Session] = {}
         self._by_name: dict[str, list[Session]] = {}
@@ -87,16 +83,11 @@ class Sessions:
     def open(
         self,
         name: str,
-        *,
+        options: SessionOptions,
         replicas: Replicas,
+        *,
         journal: Path | None = None,
         key: str | None = None,
-        model: str | None = None,
-        capture: bool = True,
-        top_logprobs: int | None = None,
-        policy_version: str | None = None,
-        sampling: dict[str, object] | None = None,
-        token_in: str = "off",
         session_id: str | None = None,
     ) -> Session:
         """Opens a session and its journal, with this key and id where it had them before. Raises `SessionError`."""
@@ -111,20 +102,7 @@ class Sessions:
             writer = JournalWriter(journal, fsync=self._fsync, left=left)
         except JournalError as error:
             raise SessionError(str(error)) from error
-        session = Session(
-            name=name,
-            key=key,
-            journal=writer,
-            replicas=replicas,
-            model=model,
-            capture=capture,
-            top_logprobs=top_logprobs,
-            policy_version=policy_version,
-            sampling=sampling or {},
-            token_in=token_in,
-            whole=self._whole,
-            session_id=session_id,
-        )
+        session = Session(name, options, writer, replicas, key=key, session_id=session_id, budget=self.budget)
         self._by_id[session.id] = session
         self._by_key[digest(session.api_key)] = session
         self._by_name.setdefault(name, []).append(session)
@@ -142,13 +120,19 @@ class Sessions:
         if session.by_address:
             self._versions[session.name] = version
 
+    def set_default_policy(self, version: str) -> None:
+        """For the default session, wherever it lives, and for those that an address will make."""
+        if self.default is not None:
+            self.default.policy_version = version
+        if self.defaults is not None:
+            self.defaults.options = replace(self.defaults.options, policy_version=version)
+
     def set_versions(self, versions: Mapping[str, str]) -> None:
         """Policy versions that were set before, by name: of the default, and of sessions which an address will make."""
         self._versions.update(versions)
         version = self._versions.pop("default", None)
-        for one in (self.default, self.defaults):
-            if one is not None and version is not None:
-                one.policy_version = version
+        if version is not None:
+            self.set_default_policy(version)
 
     async def close(self, session_id: str) -> dict[str, Any]:
         session = self.get(session_id)
@@ -214,10 +198,11 @@ class Sessions:
     def _made(self, name: str) -> Session:
         if self.defaults is None or self._out is None:
             raise Refusal(401, "no session has this name")
-        like = {one: getattr(self.defaults, one) for one in self.defaults.__slots__}
-        like["policy_version"] = self._versions.get(name, like["policy_version"])
+        options = self.defaults.options
+        if name in self._versions:
+            options = replace(options, policy_version=self._versions[name])
         try:
-            session = self.open(name, **like)
+            session = self.open(name, options, self.defaults.replicas)
         except SessionError as error:
             raise Refusal(503 if NAME.fullmatch(name) else 400, str(error)) from error
         session.by_address = True

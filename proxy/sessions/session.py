@@ -24,6 +24,7 @@ from proxy.runtime.lru import BoundedLRU, MemoryBudget
 from proxy.sessions.answer_cache import AnswerCache
 from proxy.sessions.keys import KEY
 from proxy.sessions.retry_tracker import Retries
+from proxy.settings import SessionOptions
 from proxy.token_in.call_history import CallHistory
 from proxy.token_in.planner import TokenIn
 from proxy.upstream.replicas import Replica, Replicas
@@ -52,19 +53,14 @@ class Tally:
 class Session:
     def __init__(
         self,
-        *,
         name: str,
-        key: str | None,
+        options: SessionOptions,
         journal: JournalWriter,
         replicas: Replicas,
-        model: str | None,
-        capture: bool,
-        top_logprobs: int | None,
-        policy_version: str | None,
-        sampling: dict[str, object],
-        token_in: str,
-        whole: MemoryBudget | None = None,
+        *,
+        key: str | None = None,
         session_id: str | None = None,
+        budget: MemoryBudget | None = None,
     ) -> None:
         self.id = session_id or "s-" + secrets.token_hex(8)
         self.name = name
@@ -73,19 +69,17 @@ class Session:
         self.replicas = replicas
         self.replica: Replica | None = None
         self._home: Replica | None = None
-        self.model = model
-        self.capture = capture
-        self.top_logprobs = top_logprobs
-        self.policy_version = policy_version
-        self.sampling = sampling
+        self.options = options
+        #: The version of the weights now; a trainer sets it while the session lives.
+        self.policy_version = options.policy_version
         #: The number of its first call: the journal has those before it, of which nothing is remembered.
         self.first_call = journal.next_call
         self.token_in = None
-        if token_in != "off":
-            self.token_in = TokenIn(name, token_in, self.first_call > 0, held=CallHistory(whole))
+        if options.token_in != "off":
+            self.token_in = TokenIn(name, options.token_in, self.first_call > 0, held=CallHistory(budget))
         self.tally = Tally()
-        self.earlier = AnswerCache(whole=whole)
-        self._prompt: BoundedLRU[None, Ids] = BoundedLRU(1, LONGEST_PROMPT, whole)
+        self.earlier = AnswerCache(whole=budget)
+        self._prompt: BoundedLRU[None, Ids] = BoundedLRU(1, LONGEST_PROMPT, budget)
         self.purposes = Purposes()
         self.retries = Retries()
         self.journal_failed: str | None = None

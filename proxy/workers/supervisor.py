@@ -13,7 +13,6 @@ import asyncio
 import errno
 import logging
 import math
-import secrets
 import shutil
 import signal
 import socket
@@ -47,8 +46,7 @@ def start(settings: Settings) -> int:
     """Runs the proxy with its workers; the exit code. Raises `ProxyError` where it cannot begin."""
     settings.check()
     made_key = settings.admin_port is not None and settings.admin_key is None
-    if made_key:  # all workers ask for the same
-        settings.admin_key = secrets.token_urlsafe(24)
+    settings = settings.with_admin_key()  # all workers ask for the same
     raise_fd_limit()
     listening = bind([settings.host, *settings.more_hosts], settings.port)
     folder = Path(tempfile.mkdtemp(prefix="capture-proxy-"))

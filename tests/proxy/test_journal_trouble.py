@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +115,7 @@ async def test_a_folder_that_cannot_be_written_is_one_sentence_and_leaves_nothin
     with pytest.raises(SessionError, match=r"cannot open the journal .*give a folder"):
         async with serve(settings):
             pass
-    settings.out = tmp_path / "good"
-    async with serve(settings) as proxy:
+    async with serve(replace(settings, out=tmp_path / "good")) as proxy:
         assert proxy.port
 
 

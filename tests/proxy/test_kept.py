@@ -11,6 +11,7 @@ from capture.token_in.parent import Conversation, Held, Reply
 from proxy.runtime.lru import EACH, BoundedLRU, MemoryBudget
 from proxy.sessions.answer_cache import AnswerCache
 from proxy.sessions.registry import Sessions
+from proxy.settings import SessionOptions
 from proxy.token_in.call_history import CallHistory
 from proxy.upstream.replicas import Replicas
 
@@ -93,14 +94,14 @@ def test_a_thousand_sessions_hold_no_more_than_the_bound() -> None:
 
 
 async def test_a_long_prompt_is_remembered_until_its_session_ends(tmp_path: Path) -> None:
-    whole = MemoryBudget()
-    sessions = Sessions(open_mode=True, out=tmp_path, fsync=False, grace=1, whole=whole)
-    session = sessions.open("one", replicas=Replicas([]))
+    budget = MemoryBudget()
+    sessions = Sessions(open_mode=True, out=tmp_path, fsync=False, grace=1, budget=budget)
+    session = sessions.open("one", SessionOptions(), Replicas([]))
     session.prompt = Ids.of(range(100))
-    assert session.prompt is None and whole.size == 0
+    assert session.prompt is None and budget.size == 0
     for last in (5_000, 6_000):
         session.prompt = long = Ids.of(range(last))
-        assert session.prompt == long and len(long.text) < whole.size < len(long.text) + 1_000
+        assert session.prompt == long and len(long.text) < budget.size < len(long.text) + 1_000
     await sessions.close(session.id)
     session.prompt = Ids.of(range(5_000))  # a call that ended after its session
-    assert session.prompt is None and whole.size == 0
+    assert session.prompt is None and budget.size == 0

@@ -114,9 +114,9 @@ async def test_many_give_their_descriptors_and_their_memory_back(started: Starte
         for at in range(0, len(names), 20):
             asked = (post(bench, name, "responses", model="m", input="hi") for name in names[at : at + 20])
             assert {got.status_code for got in await asyncio.gather(*asked)} == {200}
-        assert journals() == 1 + len(names) and sessions._whole.size > 500 * len(names)
+        assert journals() == 1 + len(names) and sessions.budget.size > 500 * len(names)
         await an_hour_passes(bench)
-        assert sessions._whole.size == 0 and journals() == 1
+        assert sessions.budget.size == 0 and journals() == 1
         assert sessions._by_name.keys() == {"default"} and len(sessions._by_key) == 1
     assert all(numbers(tmp_path, name) == [0] for name in names)
 
@@ -213,7 +213,7 @@ async def test_a_thousand_conversations_together_stay_within_the_bound(started: 
         first = (await post(bench, "task-0", "responses", model="m", input="hi")).json()
         for number in range(1, 12):
             await post(bench, f"task-{number}", "responses", model="m", input="x" * 100_000)
-        assert bench.proxy.sessions._whole.size <= 1 << 20
+        assert bench.proxy.sessions.budget.size <= 1 << 20
         follow = {"model": "m", "input": "and?", "previous_response_id": first["id"]}
         refused = await post(bench, "task-0", "responses", **follow)
         assert refused.status_code == 400 and "too long ago" in refused.json()["error"]["message"]
