@@ -1,5 +1,6 @@
 """What can go wrong on the ground floor. Each error's text is one sentence that says what happened and what to do.
 
+BenchError                root of every package's errors; `exit_code` is what a command ends with
 CaptureError
 ├── JournalError          a journal cannot be opened, written or read
 │   └── JournalClosed     a line was offered to a journal that is sealed
@@ -11,7 +12,13 @@ CaptureError
 """
 
 
-class CaptureError(Exception):
+class BenchError(Exception):
+    """Root of the errors of all packages that a person reads; the command line prints the text and exits."""
+
+    exit_code = 2
+
+
+class CaptureError(BenchError):
     """Root of every error raised in `capture`; its text is fit for people."""
 
 

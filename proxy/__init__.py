@@ -1,12 +1,32 @@
-"""The sidecar: HTTP in, HTTP out, one journal line a call. `serve` and `ProxyThread` are its public door."""
+"""The sidecar: HTTP in, HTTP out, one journal line per call. `serve` and `ProxyThread` are its public door."""
 
-from proxy.env import read_capture, read_top_logprobs
-from proxy.errors import ProxyError, SessionError, SettingsError
-from proxy.sampling import misspelt_sampling
-from proxy.server import OpenSession, Proxy, ProxyThread, serve
-from proxy.settings import Settings
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from proxy.env import read_capture, read_top_logprobs
+    from proxy.errors import ProxyError, SessionError, SettingsError
+    from proxy.sampling import misspelt_sampling
+    from proxy.server import OpenSession, Proxy, ProxyThread, serve
+    from proxy.settings import Settings
+
+#: Loaded when asked for: `bench --help` and `bench train` need no proxy.
+_DEFINED_IN = {
+    "proxy.env": ("read_capture", "read_top_logprobs"),
+    "proxy.errors": ("ProxyError", "SessionError", "SettingsError"),
+    "proxy.sampling": ("misspelt_sampling",),
+    "proxy.server": ("OpenSession", "Proxy", "ProxyThread", "serve"),
+    "proxy.settings": ("Settings",),
+}
 
 __all__ = [
     "OpenSession", "Proxy", "ProxyError", "ProxyThread", "SessionError", "Settings", "SettingsError",
     "misspelt_sampling", "read_capture", "read_top_logprobs", "serve",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _DEFINED_IN.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,7 +7,6 @@ import inspect
 import logging
 import os
 import signal
-import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, get_type_hints
@@ -15,7 +14,6 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from proxy.env import read_capture, read_top_logprobs
-from proxy.errors import ProxyError
 from proxy.runtime.fd_limits import say_when_none_are_left
 from proxy.runtime.logs import log_to_stderr
 from proxy.runtime.loop import run
@@ -26,15 +24,7 @@ from proxy.sessions.registry import say_stopped
 from proxy.settings import Settings
 
 log = logging.getLogger("proxy")
-
-
-def register(app: typer.Typer) -> None:
-    """Adds `proxy` to the `bench` command."""
-    app.command(name="proxy")(proxy)
-
-
-def main() -> None:
-    typer.run(proxy)
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 
 
 def proxy(**options: Any) -> None:
@@ -44,20 +34,16 @@ def proxy(**options: Any) -> None:
     without asking for tokens, BENCHFLOW_CAPTURE_TOP_LOGPROBS=N for N alternatives per token.
     """
     log_to_stderr()
-    try:
-        settings = read_settings(options, os.environ)
-        trim_malloc()
-        if settings.workers > 1:
-            # It asks its workers over httpx, which a proxy of one process has no use for.
-            from proxy.workers.supervisor import start
+    settings = read_settings(options, os.environ)
+    trim_malloc()
+    if settings.workers > 1:
+        # It asks its workers over httpx, which a proxy of one process has no use for.
+        from proxy.workers.supervisor import start
 
-            code = start(settings)
-        else:
-            run(_serve(settings))
-            code = 0
-    except ProxyError as error:
-        print(f"bench proxy: {error}", file=sys.stderr)  # noqa: T201
-        raise typer.Exit(2) from None
+        code = start(settings)
+    else:
+        run(_serve(settings))
+        code = 0
     raise typer.Exit(code)
 
 
@@ -82,6 +68,7 @@ def _signature() -> inspect.Signature:
 
 
 proxy.__signature__ = _signature()  # type: ignore[attr-defined]
+app.command("proxy")(proxy)
 
 
 def read_settings(options: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:

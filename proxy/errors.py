@@ -19,11 +19,13 @@ from typing import Any
 
 import orjson
 
+from capture.errors import BenchError
+
 #: What an agent is told of a fault of the proxy's own.
 FAILED = "the proxy failed; its log says how"
 
 
-class ProxyError(Exception):
+class ProxyError(BenchError):
     """Root of the proxy's errors; its text is fit for people."""
 
 

@@ -1,5 +1,25 @@
 """`python -m sandbox`: the same commands as `bench`."""
 
-from sandbox.cli import main
+from __future__ import annotations
 
-main()
+from typing import TYPE_CHECKING, NoReturn
+
+from capture.command.edge import raise_on_ctrl_c, run
+
+if TYPE_CHECKING:
+    import typer
+
+
+def main() -> NoReturn:
+    run("python -m sandbox", commands)
+
+
+def commands() -> typer.Typer:
+    from sandbox.cli import app
+
+    raise_on_ctrl_c()
+    return app
+
+
+if __name__ == "__main__":
+    main()

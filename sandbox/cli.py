@@ -20,7 +20,8 @@ from sandbox.agents import find_agent
 from sandbox.containers import images, reaper
 from sandbox.containers.docker import connect
 from sandbox.containers.pool import ContainerPool
-from sandbox.errors import JobError, SandboxError, Stopped, TaskError
+from sandbox.doctor import doctor_command
+from sandbox.errors import JobError, Stopped, TaskError
 from sandbox.rollouts.job import Options, Outcome, default_job_name, run_job
 from sandbox.rollouts.model_endpoint import (
     API_KEY,
@@ -40,21 +41,22 @@ ENV_HELP = (
     f"NAME=VALUE for the agent; NAME alone takes it from here. {BASE_URL} and {API_KEY} say where the engine is and "
     f"stay outside the sandbox; {CAPTURE}=1 captures token ids and logprobs."
 )
-tasks_app = typer.Typer(help="Check a task folder, or make one.", no_args_is_help=True)
-agents_app = typer.Typer(help="The agents there are, and images with one installed.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+tasks_app = typer.Typer(
+    help="Check a task folder, or make one.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
+)
+agents_app = typer.Typer(
+    help="The agents there are, and images with one installed.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+)
+app.command("doctor")(doctor_command)
+app.add_typer(tasks_app, name="tasks")
+app.add_typer(agents_app, name="agents")
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the commands to `bench`."""
-    from sandbox.doctor import doctor_command
-
-    app.command(name="run")(run_command)
-    app.command(name="doctor")(doctor_command)
-    app.add_typer(tasks_app, name="tasks")
-    app.add_typer(agents_app, name="agents")
-    app.command(name="demo")(demo_command)
-
-
+@app.command("run")
 def run_command(
     tasks: Annotated[list[str], typer.Argument(help="Task folders, folders of tasks, or globs.")],
     agent: Annotated[
@@ -306,6 +308,7 @@ def bake_command(
     typer.echo(images.baked(api, base, key=who.version, install=who.install, labels=labels, tag=tag, say=say))
 
 
+@app.command("demo")
 def demo_command(
     out: Annotated[Path, typer.Option(help="Folder for what the demo writes.")] = Path("captures/demo"),
 ) -> None:
@@ -315,14 +318,3 @@ def demo_command(
     from sandbox.demo.captures import demo
 
     demo(Console(), out)
-
-
-def main() -> None:
-    """`python -m sandbox`."""
-    app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
-    register(app)
-    try:
-        app()
-    except SandboxError as error:
-        typer.echo(f"sandbox: {error}", err=True)
-        sys.exit(2)

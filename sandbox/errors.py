@@ -15,8 +15,10 @@ SandboxError
 
 from __future__ import annotations
 
+from capture.errors import BenchError
 
-class SandboxError(Exception):
+
+class SandboxError(BenchError):
     """Root of every error raised in `sandbox`; its text is fit for people."""
 
 

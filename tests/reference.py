@@ -9,6 +9,8 @@ from typing import Any
 
 from typer.main import get_command
 
+from capture.command.lazy import LazyCommand
+
 PREFACE = """\
 # Reference
 
@@ -22,10 +24,10 @@ where), 130 after Ctrl-C; a command that has codes of its own says so below.
 
 
 def render() -> str:
-    from bench import app
+    from bench import commands as load
 
     parts = [PREFACE]
-    for path, command in commands(get_command(app), "bench"):
+    for path, command in commands(get_command(load()), "bench"):
         parts.append(f"## {path}\n")
         parts.append(inspect.cleandoc(command.help or "").replace("\b", "").strip() + "\n")
         arguments = [p for p in command.params if p.param_type_name == "argument"]
@@ -41,6 +43,7 @@ def render() -> str:
 
 def commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Every command that does something, groups opened: `bench train stream`."""
+    command = command.load() if isinstance(command, LazyCommand) else command
     below = getattr(command, "commands", {})
     if not below:
         yield path, command

@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+from bench import commands as bench_commands
+from capture.command.lazy import LazyCommand
+
 ROOT = Path(__file__).parents[1]
 
 DOCUMENTS = [
@@ -49,17 +52,16 @@ def test_no_command_waits_for_what_only_another_needs() -> None:
 
 def commands() -> dict[str, set[str]]:
     """Every command of `bench`, groups included (`train stream`), with its options."""
-    from bench import app
-
     found: dict[str, set[str]] = {}
 
     def walk(command: object, path: str) -> None:
+        command = command.load() if isinstance(command, LazyCommand) else command
         for name, below in getattr(command, "commands", {}).items():
             walk(below, f"{path} {name}".strip())
         options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}  # type: ignore[attr-defined]
         found[path] = options | {"--help"}
 
-    walk(get_command(app), "")
+    walk(get_command(bench_commands()), "")
     return found
 
 
@@ -101,7 +103,7 @@ def test_help_cuts_no_names_on_a_narrow_terminal() -> None:
 
 
 def test_a_bug_of_ours_is_said_to_be_one() -> None:
-    script = "import bench; bench.app = lambda **_: 1 / 0; bench.main()"
+    script = "from capture.command.edge import run; run('bench', lambda: lambda **_: 1 / 0)"
     answer = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert answer.returncode == 70
     assert "ZeroDivisionError" in answer.stderr and "BENCH_DEBUG=1" in answer.stderr

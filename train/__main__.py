@@ -1,5 +1,24 @@
-"""`python -m train`: the same commands as `bench train`."""
+"""`python -m train`: the same commands as `bench train`, and `view`."""
 
-from train.cli import main
+from __future__ import annotations
 
-main()
+from typing import TYPE_CHECKING, NoReturn
+
+from capture.command.edge import run
+
+if TYPE_CHECKING:
+    import typer
+
+
+def main() -> NoReturn:
+    run("python -m train", commands)
+
+
+def commands() -> typer.Typer:
+    from train.cli import COMMANDS, VIEW, group
+
+    return group((*COMMANDS, VIEW))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,50 +1,67 @@
-"""`bench train ...`: joins the commands of this package; each module beside it registers its own."""
+"""`bench train ...`: the commands of this package, each of which is loaded when it is used."""
 
 from __future__ import annotations
 
-import os
-import sys
+from collections.abc import Iterable
 
 import typer
 
-from capture.errors import CaptureError
-from train.commands import audit, convert, coverage, sft, stream, validate
-from train.errors import TrainError
-from train.view import cli as view_cli
+from capture.command.lazy import add_lazy
 
-app = typer.Typer(
-    help="From logs to trainers: coverage, streams, groups with advantages, rows.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+#: Name, function or group, and help of each command of `bench train`.
+COMMANDS = (
+    (
+        "stream",
+        "train.commands.stream:stream_command",
+        "Print one JSON line per finished rollout, and keep watching until the job ends.",
+    ),
+    (
+        "token-coverage",
+        "train.commands.coverage:token_coverage",
+        "Say for each rollout whether its log holds exactly what was sampled, as one token sequence.",
+    ),
+    (
+        "convert",
+        "train.commands.convert:convert_command",
+        "Write finished rollouts as rows that a trainer loads.",
+    ),
+    (
+        "validate",
+        "train.commands.validate:validate_command",
+        "Check a file of rows; with a tokenizer, render each and compare it with the ids that were captured.",
+    ),
+    (
+        "audit",
+        "train.commands.audit:audit_command",
+        "Compute the logprobs of captured calls again with transformers, and compare.",
+    ),
+    (
+        "run",
+        "train.commands.sft:run_app",
+        "Start a trainer of yours on finished rollouts.",
+    ),
 )
-for _commands in (stream, coverage, convert, validate, audit, sft):
-    _commands.register(app)
+#: `bench view`, beside `bench train`.
+VIEW = (
+    "view",
+    "train.view.cli:view",
+    "See the tokens: what was sampled, how sure the model was, what trains, where and why a sequence breaks.",
+)
 
 
-def register(bench: typer.Typer) -> None:
-    """Adds `train` and its commands, and `view`, to `bench`."""
-    bench.add_typer(app, name="train")
-    view_cli.register(bench)
+def group(commands: Iterable[tuple[str, str, str]]) -> typer.Typer:
+    """A command line of these commands."""
+    app = typer.Typer(
+        help="From logs to trainers: coverage, streams, groups with advantages, rows.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    for name, target, summary in commands:
+        add_lazy(app, name, target, summary)
+    return app
 
 
-def main() -> None:
-    """`python -m train`. Exit codes: a command's own; 2 for what it could not use; 70 for a bug; 130 for Ctrl-C."""
-    view_cli.register(app)  # `bench view` stands beside `bench train`, and so it does here
-    try:
-        app(prog_name="python -m train")
-    except (CaptureError, TrainError) as error:
-        typer.echo(f"train: {error}", err=True)
-        sys.exit(getattr(error, "exit_code", 2))
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except Exception as error:
-        if os.environ.get("BENCH_DEBUG"):
-            raise
-        typer.echo(
-            f"train: this should not have happened ({type(error).__name__}: {error}). "
-            "Run it again with BENCH_DEBUG=1 and report what it prints.",
-            err=True,
-        )
-        sys.exit(70)
+app = group(COMMANDS)

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from capture.errors import BenchError
 
-class TrainError(Exception):
+
+class TrainError(BenchError):
     """Root of every error raised in `train`; its text is fit for people."""
-
-    exit_code = 2
 
 
 class NoSuchPath(TrainError):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
-from bench import app as bench_app
+from bench import commands as bench_commands
 from capture.record import Completion
 from tests.train.build import broken, conversation, failed, line, make_job, make_rollout, uncaptured
 from tests.train.smollm import encode, smollm
@@ -285,7 +285,7 @@ def test_the_terminal_gets_no_escape_of_a_model(tmp_path: Path) -> None:
 
 
 def run_view(*words: str | Path) -> Any:
-    return CliRunner().invoke(bench_app, ["view", *map(str, words)])
+    return CliRunner().invoke(bench_commands(), ["view", *map(str, words)])
 
 
 def test_what_cannot_be_shown_is_a_sentence(tmp_path: Path) -> None:

@@ -16,11 +16,6 @@ BAR = 40
 SHOWN = 10
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command to `bench train`."""
-    app.command(name="audit")(audit_command)
-
-
 def audit_command(
     path: Annotated[Path, typer.Argument(help="A job folder, a rollout, a proxy's output folder, or a journal.")],
     model: Annotated[Path, typer.Option(help="The policy's Hugging Face folder (config.json and weights).")],

@@ -15,11 +15,6 @@ from train.rows.convert import Options, convert
 from train.rows.formats import NAMES
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command to `bench train`."""
-    app.command(name="convert")(convert_command)
-
-
 def convert_command(
     path: Annotated[
         Path,

@@ -12,11 +12,6 @@ from train.tokens.coverage import biased, coverage, total
 from train.tokens.tokenizer import load_decoder
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command to `bench train`."""
-    app.command(name="token-coverage")(token_coverage)
-
-
 def token_coverage(
     path: Annotated[Path, typer.Argument(help="A job folder, a rollout, a proxy's output folder, or a journal.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with everything that is known.")] = False,

@@ -12,7 +12,12 @@ from train.errors import NothingWritten
 from train.prime_rl.launch import Plan, launch, prepare
 from train.rows.convert import Options
 
-run_app = typer.Typer(help="Start a trainer of yours on finished rollouts.", no_args_is_help=True)
+run_app = typer.Typer(
+    help="Start a trainer of yours on finished rollouts.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+)
 
 
 @run_app.callback()
@@ -20,12 +25,7 @@ def _group() -> None:
     """Start a trainer of yours on finished rollouts."""
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command to `bench train`."""
-    run_app.command(name="sft")(sft_command)
-    app.add_typer(run_app, name="run")
-
-
+@run_app.command("sft")
 def sft_command(
     path: Annotated[
         Path | None, typer.Argument(help="A job, a folder of jobs, or one rollout.", show_default=False)

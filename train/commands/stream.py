@@ -22,11 +22,6 @@ from train.stream.records import SCHEMA_VERSION, Encode
 from train.stream.stream import Stream, StreamOptions
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command to `bench train`."""
-    app.command(name="stream")(stream_command)
-
-
 def stream_command(
     path: Annotated[Path, typer.Argument(help="A job's folder, or the folder that holds a --trials run's repeats.")],
     format: Annotated[str, typer.Option(help="jsonl, the only one.")] = "jsonl",

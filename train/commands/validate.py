@@ -15,11 +15,6 @@ from train.rows.validate import Report, validate
 PRINTED = 20
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command to `bench train`."""
-    app.command(name="validate")(validate_command)
-
-
 def validate_command(
     file: Annotated[Path, typer.Argument(help="A file of rows, or the folder it is in.", show_default=False)],
     format: Annotated[str, typer.Option(help=f"{', '.join(NAMES)}.")] = "prime-sft",

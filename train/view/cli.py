@@ -14,11 +14,6 @@ from train.groups.groups import GroupOptions, parse_group_by
 from train.view.groups import VIEW_BY
 
 
-def register(bench: typer.Typer) -> None:
-    """Adds `view` to `bench`."""
-    bench.command(name="view")(view)
-
-
 def view(
     path: Annotated[Path, typer.Argument(help="A job folder, a rollout, a proxy's output folder, or a journal.")],
     html: Annotated[

@@ -227,7 +227,7 @@ def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
     script = (
         "import sys; sys.modules['transformers'] = None;"
         f"sys.argv = ['train', 'validate', {str(file)!r}, '--format', 'trl-sft', '--tokenizer', 'x'];"
-        "from train.cli import main; main()"
+        "from train.__main__ import main; main()"
     )
     answer = subprocess.run(
         [sys.executable, "-c", script],

@@ -55,7 +55,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
     script = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000));"
-        "sys.argv = ['train', 'convert', 'job', '-o', 'rows/o.jsonl']; from train.cli import main; main()"
+        "sys.argv = ['train', 'convert', 'job', '-o', 'rows/o.jsonl']; from train.__main__ import main; main()"
     )
     answer = subprocess.run(
         [sys.executable, "-c", script],
@@ -85,7 +85,7 @@ def slow(self):
     yield from read(self)
 rollouts.Rollout.calls = slow
 sys.argv = ["train", "convert", "job", "-o", "rows/o.jsonl"]
-from train.cli import main
+from train.__main__ import main
 main()
 """],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
