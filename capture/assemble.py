@@ -1,12 +1,15 @@
 """Stream chunks to the completed body the engine would have sent without `stream`, and back again.
 
-Every choice is kept, tool calls are merged by index and id, reasoning under either of its names, and fields nobody
-knows yet as they came.
+Every choice is kept, with reasoning under either of its names and fields that nobody knows yet as they came. An empty
+string is an absent value: it never replaces one that came before.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
+
+from capture.surrogates import join_pairs
+from capture.tool_calls import ToolCalls
 
 #: Where engines, and gateways before them, put ids: these keys, also below these objects.
 SAMPLED_IDS: Final = ("token_ids", "response_token_ids", "completion_token_ids")
@@ -38,10 +41,10 @@ class Assembler:
         """One chunk. What is not of the expected shape is passed over: a relay must survive any engine."""
         if self._object is None:
             self._object = str(chunk.get("object") or "chat.completion.chunk")
-        if chunk.get("usage") is not None:
+        if chunk.get("usage"):
             self._usage = chunk["usage"]
         for name, value in chunk.items():
-            if name not in _BODY_OWN and (value is not None or name not in self._head):
+            if name not in _BODY_OWN and (name not in self._head or not _absent(value)):
                 self._head[name] = value
         choices = chunk.get("choices")
         for position, part in enumerate(choices if isinstance(choices, list) else ()):
@@ -105,15 +108,14 @@ class _Choice:
         self.text: list[str] | None = None
         self.message: dict[str, Any] | None = None
         self.pieces: dict[str, list[str]] = {}
-        self.tools: list[dict[str, Any]] = []
-        self.arguments: list[list[str]] = []
+        self.tools = ToolCalls()
 
     def add(self, part: dict[str, Any]) -> None:
-        if part.get("finish_reason") is not None:
+        if not _absent(part.get("finish_reason")):
             self.finish_reason = part["finish_reason"]
         if len(part) > 3:
             for name, value in part.items():
-                if name not in _CHOICE_OWN and (value is not None or name not in self.extra):
+                if name not in _CHOICE_OWN and (name not in self.extra or not _absent(value)):
                     self.extra[name] = value
         text = part.get("text")
         if isinstance(text, str):
@@ -129,9 +131,8 @@ class _Choice:
             self.message = {"role": "assistant"}
         for name, value in delta.items():
             if name == "tool_calls":
-                for fragment in value if isinstance(value, list) else ():
-                    if isinstance(fragment, dict):
-                        self._tool(fragment)
+                for _ in self.tools.add(value):
+                    pass
             elif name == "function_call" and isinstance(value, dict):
                 if not isinstance(self.message.get("function_call"), dict):
                     self.message["function_call"] = {"name": "", "arguments": ""}
@@ -142,82 +143,29 @@ class _Choice:
                 self.pieces.setdefault(name, []).append(value)
             elif isinstance(value, list) and isinstance(self.message.get(name), list):
                 self.message[name] = self.message[name] + value  # parts, such as a hosted API's reasoning details
-            elif value is not None or (name not in self.message and name not in _TEXT):
+            elif not _absent(value) or (name not in self.message and name not in _TEXT):
                 self.message[name] = value
-
-    def _tool(self, fragment: dict[str, Any]) -> None:
-        """Opens a call or continues one: by index, else by id; a fragment with neither continues the last.
-
-        Some APIs give every call index 0: a new id that brings a name with it opens a call there too. (vLLM before 0.7
-        gave every fragment a new id, but the name to the first alone.)
-        """
-        index = fragment.get("index")
-        index = index if type(index) is int else None
-        call_id = fragment.get("id")
-        place = self._open_call(index, call_id)
-        if place is not None and index is not None and call_id and self.tools[place]["id"] not in (None, call_id):
-            function = fragment.get("function")
-            if isinstance(function, dict) and function.get("name"):
-                place = None
-        if place is None:
-            place = len(self.tools)
-            self.tools.append(
-                {"index": place if index is None else index, "id": None, "type": "function", "function": {}}
-            )
-            self.arguments.append([])
-        held = self.tools[place]
-        for name, value in fragment.items():
-            if name == "function" and isinstance(value, dict):
-                self._function(held["function"], self.arguments[place], value)
-            elif name not in ("index", "function") and value is not None:
-                held[name] = value
-
-    def _open_call(self, index: int | None, call_id: Any) -> int | None:
-        for place in range(len(self.tools) - 1, -1, -1):
-            tool = self.tools[place]
-            if index is not None:
-                if tool["index"] == index:
-                    return place
-            elif not call_id or tool["id"] == call_id:
-                return place
-        return None
-
-    def _function(self, held: dict[str, Any], arguments: list[str], given: dict[str, Any]) -> None:
-        for name, value in given.items():
-            if name == "arguments":
-                if isinstance(value, str):
-                    arguments.append(value)
-                elif value is not None:
-                    held["arguments"] = value  # a dict where a string belongs: kept as the engine sent it
-            elif name == "name" and isinstance(value, str):
-                before = held.get("name")
-                if before != value:  # some engines repeat it in every fragment
-                    held["name"] = before + value if isinstance(before, str) else value
-            elif value is not None:
-                held[name] = value
 
     def completed(self) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": self.index}
         if self.message is not None or self.text is None:
             choice["message"] = self._message()
         else:
-            choice["text"] = "".join(self.text)
+            choice["text"] = join_pairs("".join(self.text))
         return without_ids({**choice, "logprobs": None, "finish_reason": self.finish_reason, **self.extra})
 
     def _message(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": None, **(self.message or {})}
         for name, pieces in self.pieces.items():
-            message[name] = "".join(pieces)
-        if self.tools:
+            message[name] = join_pairs("".join(pieces))
+        if self.tools.calls:
             message["content"] = message["content"] or None  # as vLLM and SGLang answer unstreamed
-            message["tool_calls"] = [
-                {
-                    **{name: value for name, value in tool.items() if name not in ("index", "function")},
-                    "function": {"arguments": "".join(arguments), **tool["function"]},
-                }
-                for tool, arguments in zip(self.tools, self.arguments, strict=True)
-            ]
+            message["tool_calls"] = [call.json() for call in self.tools.calls]
         return message
+
+
+def _absent(value: Any) -> bool:
+    return value is None or value == ""
 
 
 def stream_of(body: dict[str, Any], *, include_usage: bool = False) -> list[dict[str, Any]]:
@@ -269,7 +217,7 @@ def _chat_parts(choice: dict[str, Any]) -> list[dict[str, Any]]:
 def _streamed(name: str, value: Any) -> Any:
     if name != "tool_calls" or not isinstance(value, list):
         return value
-    return [{"index": place, **tool} for place, tool in enumerate(value) if isinstance(tool, dict)]
+    return [{**tool, "index": place} for place, tool in enumerate(value) if isinstance(tool, dict)]
 
 
 def _text_parts(choice: dict[str, Any]) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import orjson
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +14,8 @@ from capture.assemble import Assembler, stream_of, without_ids
 from capture.engines import engine
 from capture.engines.base import CHAT, CaptureOptions
 from capture.sse import Decoder
+from capture.surrogates import SurrogateJoiner
+from capture.tool_calls import ToolCalls
 
 
 def assemble(*deltas: dict[str, Any], **choice: Any) -> dict[str, Any]:
@@ -218,3 +221,101 @@ def test_a_body_streamed_cut_anywhere_and_assembled_is_the_body(
         turn += 1
     assert reader.finished
     assert reader.assembled() == body
+
+
+def calls_of(*fragments: Any) -> list[tuple[Any, Any, Any]]:
+    """Id, name and arguments of the calls that these deltas' `tool_calls` make."""
+    message = assemble(*({"tool_calls": one if isinstance(one, list) else [one]} for one in fragments))
+    return [(c["id"], c["function"].get("name"), c["function"]["arguments"]) for c in message["tool_calls"]]
+
+
+def fragment(name: str | None = None, arguments: str | None = None, **fields: Any) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {**fields, "function": {key: value for key, value in function.items() if value is not None}}
+
+
+@pytest.mark.parametrize("empty", ["", None])
+def test_an_empty_value_replaces_nothing_that_came_before(empty: str | None) -> None:
+    made = Assembler()
+    call = {"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": "{"}}
+    more = {"index": 0, "id": empty, "type": empty, "function": {"name": empty, "arguments": "}"}}
+    for delta, finish in (
+        ({"role": "assistant", "tool_calls": [call]}, empty),
+        ({"role": empty, "tool_calls": [more]}, "tool_calls"),
+        ({"role": empty, "content": empty}, empty),
+    ):
+        choice = {"index": 0, "delta": delta, "finish_reason": finish, "stop_reason": "x" if finish else empty}
+        made.add({"id": "c" if finish else empty, "model": "m" if finish else empty, "choices": [choice], "usage": {}})
+    body = made.body()
+    choice = body["choices"][0]
+    assert (body["id"], body["model"], choice["finish_reason"], choice["stop_reason"]) == ("c", "m", "tool_calls", "x")
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+    }
+
+
+def test_calls_without_ids_under_one_index_are_told_apart_by_name_and_by_whole_arguments() -> None:
+    for missing in ({}, {"id": None}, {"id": ""}):
+        assert [call[1:] for call in calls_of(
+            fragment("f", '{"a":', index=0, **missing), fragment(None, "1}", index=0, **missing),
+            fragment("g", "", index=0, **missing), fragment(None, "{}", index=0, **missing),
+            fragment("g", '{"b": 2}', index=0, **missing),
+        )] == [("f", '{"a":1}'), ("g", "{}"), ("g", '{"b": 2}')]  # fmt: skip
+
+
+def test_calls_of_one_delta_without_index_and_id_are_calls_of_their_own() -> None:
+    assert [call[1:] for call in calls_of([fragment("f", ""), fragment("f", ""), fragment("g", "{}")])] == [
+        ("f", ""), ("f", ""), ("g", "{}"),
+    ]  # fmt: skip
+
+
+def test_fragments_that_alternate_under_one_index_go_to_the_call_of_their_id() -> None:
+    assert calls_of(
+        fragment("f", "", index=0, id="a"), fragment("g", "", index=0, id="b"),
+        fragment(None, "{1", index=0, id="a"), fragment(None, "{2", index=0, id="b"),
+        fragment(None, "}", index=0, id="a"), fragment(None, "}", index=0, id="b"),
+    ) == [("a", "f", "{1}"), ("b", "g", "{2}")]  # fmt: skip
+
+
+def test_the_same_id_under_two_indexes_is_two_calls() -> None:
+    assert calls_of(fragment("f", "{}", index=0, id="0"), fragment("g", "{}", index=1, id="0")) == [
+        ("0", "f", "{}"),
+        ("0", "g", "{}"),
+    ]
+
+
+def test_an_id_that_comes_late_belongs_to_the_open_call() -> None:
+    assert calls_of(fragment("f", "{", index=0), fragment(None, "}", index=0, id="a")) == [("a", "f", "{}")]
+
+
+def test_a_surrogate_pair_that_two_deltas_share_is_one_character() -> None:
+    made = Assembler()
+    for half in ("\ud83d", "\ude00"):
+        delta = {"content": half, "reasoning": half, **tool(index=0, id="a", function={"name": "f", "arguments": half})}
+        made.add({"choices": [{"index": 0, "delta": delta}]})
+    message = made.body()["choices"][0]["message"]
+    assert message["content"] == message["reasoning"] == message["tool_calls"][0]["function"]["arguments"] == "😀"
+    text = Assembler()
+    for half in ("\ud83d", "\ude00", "\ud83d"):
+        text.add({"object": "text_completion", "choices": [{"index": 0, "text": half}]})
+    assert text.body()["choices"][0]["text"] == "😀\ud83d", "a lone half is what the engine sent"
+
+
+@given(st.text(max_size=20), st.integers(1, 6))
+def test_surrogates_are_joined_wherever_a_text_is_cut(text: str, size: int) -> None:
+    units = [chr(unit) for unit in memoryview(text.encode("utf-16-le", "surrogatepass")).cast("H")]
+    joiner = SurrogateJoiner()
+    pieces = [joiner.feed("".join(units[at : at + size])) for at in range(0, len(units), size)]
+    assert "".join(pieces) + joiner.flush() == text
+
+
+@given(st.recursive(st.none() | st.text(max_size=8), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+def test_the_end_of_arguments_is_found_wherever_they_are_cut(value: Any) -> None:
+    text = json.dumps({"a": value})
+    for size in (1, 2, 3, len(text)):
+        calls = ToolCalls()
+        for at in range(0, len(text), size):
+            [(call, _)] = calls.add([fragment("f" if at == 0 else None, text[at : at + size], index=0)])
+            assert call.is_whole() == (at + size >= len(text))

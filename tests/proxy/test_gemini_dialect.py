@@ -59,7 +59,7 @@ def test_the_path_says_which_model_and_whether_it_streams() -> None:
         ("/v1beta/models/org/m:streamGenerateContent", b"alt=sse", True),
         ("/v1/models/org/m:generateContent", b"", False),
     ):
-        called = GeminiDialect().called(path, query)
+        called = GeminiDialect().for_call(path, query)
         assert (called.model, called.streams) == ("org/m", streams)
     for path, query, status in (
         ("/v1beta/models/m:countTokens", b"", 404),
@@ -67,7 +67,7 @@ def test_the_path_says_which_model_and_whether_it_streams() -> None:
         ("/v1beta/models/m:streamGenerateContent", b"", 400),
     ):
         with pytest.raises(Refusal) as refused:
-            GeminiDialect().called(path, query)
+            GeminiDialect().for_call(path, query)
         assert refused.value.status == status
 
 

@@ -108,7 +108,7 @@ class Choice:
 
     def take(self, part: dict[str, Any], whole: Sampled) -> None:
         finish = part.get("finish_reason")
-        if finish is not None and self.finish_reason is None:
+        if finish not in (None, "") and self.finish_reason is None:  # some engines write "" before the end
             whole.finish(self, finish)
         ids: Any = None
         prompt: Any = None
