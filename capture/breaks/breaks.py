@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
-from capture.breaks.message_compare import head, mark, says
+from capture.breaks.message_compare import says
+from capture.messages import MEANING, canonical_hash, split_system
 from capture.record import Ids
 
 #: cause -> (name for people, what to change)
@@ -89,18 +90,18 @@ class CallView:
     @cached_property
     def system(self) -> list[str]:
         """The texts of the system messages at the beginning."""
-        return head(self.messages or ())[0]
+        return split_system(self.messages or ())[0]
 
     @cached_property
-    def marks(self) -> list[int]:
-        """Of the messages after them; equal marks mean the same message."""
-        return [mark(message) for message in head(self.messages or ())[1]]
+    def hashes(self) -> list[int]:
+        """`canonical_hash` of each message after them."""
+        return [canonical_hash(message, MEANING) for message in split_system(self.messages or ())[1]]
 
     @cached_property
-    def known(self) -> frozenset[int]:
-        """Marks of the messages, the reply's too, by which the conversation can be known again."""
-        told = [*head(self.messages or ())[1], *([self.reply] if self.reply is not None else [])]
-        return frozenset(mark(message) for message in told if says(message))
+    def recognizable(self) -> frozenset[int]:
+        """`canonical_hash` of the messages, the reply included, that say anything the conversation can be known by."""
+        messages = [*split_system(self.messages or ())[1], *([self.reply] if self.reply is not None else [])]
+        return frozenset(canonical_hash(message, MEANING) for message in messages if says(message))
 
 
 @dataclass(frozen=True)

@@ -12,19 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from capture.breaks.breaks import Break, CallView, Decoder
-from capture.breaks.message_compare import (
-    calls_of,
-    first_change,
-    has_image,
-    head,
-    json_equal_texts,
-    one_gap,
-    reasoning_of,
-    same_arguments,
-    strip_reasoning,
-    text_of,
-    thinks,
-)
+from capture.breaks.message_compare import calls_of, first_change, json_equal_texts, one_gap, same_arguments
+from capture.messages import has_image, opens_reasoning, reasoning_of, split_system, text_of, without_reasoning
 
 #: Codes of an incomplete capture that mean: ids were sampled and did not come.
 _DROPPED: Final = frozenset({
@@ -86,7 +75,7 @@ class _Place:
         """The assistant message in which the agent sent the reply back."""
         if self.messages is None:
             return None
-        earlier, later = (head(messages)[1] for messages in self.messages)
+        earlier, later = (split_system(messages)[1] for messages in self.messages)
         following = later[len(earlier) : len(earlier) + 1]
         return next((dict(message) for message in following if message.get("role") == "assistant"), None)
 
@@ -103,7 +92,7 @@ def _in_prompt(place: _Place) -> tuple[str, str]:
         if _thinking_is_gone(place):
             return "reasoning_stripped", "likely"
         return "unknown", "possible"
-    (our_system, earlier), (their_system, later) = (head(messages) for messages in place.messages)
+    (our_system, earlier), (their_system, later) = (split_system(messages) for messages in place.messages)
     index = first_change(earlier, later)
     if our_system != their_system:
         return "system_or_tools_changed", "certain"
@@ -114,10 +103,10 @@ def _in_prompt(place: _Place) -> tuple[str, str]:
             return "history_edited", "certain"
         # Every message is as it was, yet an old one is rendered otherwise.
         gone = _thinking_is_gone(place)
-        if gone or any(reasoning_of(message) or thinks(text_of(message)) for message in earlier):
+        if gone or any(reasoning_of(message) or opens_reasoning(text_of(message)) for message in earlier):
             return "reasoning_stripped", "certain" if gone else "likely"
         return "unknown", "possible"
-    hidden = any(reasoning_of(message) or thinks(text_of(message)) for message in earlier[:index])
+    hidden = any(reasoning_of(message) or opens_reasoning(text_of(message)) for message in earlier[:index])
     sure = "likely" if hidden else "certain"
     was, now = earlier[index], later[index] if index < len(later) else None
     if now is None:
@@ -142,14 +131,18 @@ def _thinking_is_gone(place: _Place) -> bool:
     back = max(0, place.index - 4)
     ours = place.decoder.text(place.ours[back : place.index + 4096])
     theirs = place.decoder.text(place.theirs[back : place.index + 512])
-    if not thinks(ours) or not _near_start(ours):
+    if not opens_reasoning(ours) or not _near_start(ours):
         return False
-    rest = strip_reasoning(ours).split()[:4]
+    rest = without_reasoning(ours, unclosed=True).split()[:4]
     return bool(rest) and theirs.split()[: len(rest)] == rest
 
 
+def _has_reasoning(text: str) -> bool:
+    return opens_reasoning(text) or "</think>" in text
+
+
 def _near_start(text: str) -> bool:
-    return thinks(text[:160])
+    return opens_reasoning(text[:160])
 
 
 def _in_a_run(place: _Place) -> bool:
@@ -163,10 +156,14 @@ def _in_a_run(place: _Place) -> bool:
 
 
 def _reasoning_is_the_difference(was: Any, now: Any) -> bool:
-    if not reasoning_of(was) and not thinks(text_of(was)) and "</think>" not in text_of(was):
+    if not reasoning_of(was) and not _has_reasoning(text_of(was)):
         return False
-    fewer = not thinks(text_of(now)) and reasoning_of(now) in ("", reasoning_of(was))
-    return fewer and strip_reasoning(text_of(was)).split() == text_of(now).split() and not same_arguments(was, now)
+    fewer = not opens_reasoning(text_of(now)) and reasoning_of(now) in ("", reasoning_of(was))
+    return (
+        fewer
+        and without_reasoning(text_of(was), unclosed=True).split() == text_of(now).split()
+        and not same_arguments(was, now)
+    )
 
 
 # the earlier prompt is kept, the reply is not
@@ -213,8 +210,12 @@ def _reply_by_text(place: _Place, decoder: Decoder) -> tuple[str, str] | None:
         return ("cut_reply", "likely") if ours_text.endswith("\ufffd") else ("reply_retokenized", "certain")
     if _same_words(body, theirs, at, decoder):
         return "reply_retokenized", "certain"
-    if (thinks(ours_text) or "</think>" in ours_text) and not thinks(their_text) and "</think>" not in their_text:
-        same = strip_reasoning(ours_text).split() == their_text.split()
+    if (
+        (opens_reasoning(ours_text) or "</think>" in ours_text)
+        and not opens_reasoning(their_text)
+        and "</think>" not in their_text
+    ):
+        same = without_reasoning(ours_text, unclosed=True).split() == their_text.split()
         return "reasoning_stripped", "certain" if same else "likely"
     if json_equal_texts(ours_text, their_text):
         return "arguments_reserialized", "certain"
@@ -267,7 +268,7 @@ def _reply_by_messages(place: _Place) -> tuple[str, str]:
     if back is None or reply is None:
         return ("template_after_stop", "possible") if only_stop else ("unknown", "possible")
     said = "".join(before.tokens or ())
-    if not thinks(text_of(back)) and not reasoning_of(back) and (reasoning_of(reply) or thinks(said)):
+    if not opens_reasoning(text_of(back)) and not reasoning_of(back) and (reasoning_of(reply) or opens_reasoning(said)):
         return "reasoning_stripped", "likely"
     got, sent = text_of(reply), text_of(back)
     if got != sent:

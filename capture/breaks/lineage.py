@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from capture.breaks.breaks import CallView
-from capture.breaks.message_compare import head, mark, text_of
+from capture.messages import MEANING, canonical_hash, split_system, text_of
 
 #: A summary shorter than this (characters) proves nothing when its text turns up again.
 _SUMMARY: int = 40
@@ -42,12 +42,14 @@ def _strength(before: CallView, call: CallView) -> tuple[int, int]:
         return 0, 0
     if before.messages and before.messages[0].get("role") == "prompt":
         return (3 if call.messages and text_of(call.messages[0]).startswith(text_of(before.messages[0])) else 0), 0
-    shared = len(before.known & frozenset(call.marks))
-    length = len(before.marks)
-    if len(call.marks) > length and call.marks[:length] == before.marks:
-        following = head(call.messages)[1][length]
+    shared = len(before.recognizable & frozenset(call.hashes))
+    length = len(before.hashes)
+    if len(call.hashes) > length and call.hashes[:length] == before.hashes:
+        following = split_system(call.messages)[1][length]
         if following.get("role") == "assistant":
-            return (3 if before.reply is None or mark(before.reply) == call.marks[length] else 2), shared
+            return (
+                3 if before.reply is None or canonical_hash(before.reply, MEANING) == call.hashes[length] else 2
+            ), shared
     if before.system != call.system:
         return 0, 0
     if shared:

@@ -4,50 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-Message = Mapping[str, Any]
-
-_THINK: Final = re.compile(r"<(think|thinking|reasoning|\|channel\|>analysis)\b", re.I)
-_THOUGHT: Final = re.compile(r"\s*<(think|thinking|reasoning)>.*?(?:</\1>|\Z)\s*", re.I | re.S)
-_IMAGE_PARTS: Final = frozenset({"image", "image_url", "input_image", "video", "video_url", "input_audio"})
-_SYSTEM: Final = frozenset({"system", "developer"})
-
-
-def text_of(message: Message) -> str:
-    """A message's text; parts are joined, null is empty."""
-    content = message.get("content")
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list):
-        return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict) and "text" in part)
-    return ""
-
-
-def reasoning_of(message: Message) -> str:
-    """A message's reasoning, under any of its names."""
-    for name in ("reasoning_content", "reasoning", "thinking"):
-        value = message.get(name)
-        if isinstance(value, str) and value.strip():
-            return value
-    return ""
-
-
-def thinks(text: str) -> bool:
-    """Whether the text opens a block of reasoning."""
-    return _THINK.search(text) is not None
-
-
-def strip_reasoning(text: str) -> str:
-    """The text without its blocks of reasoning, a space for each; white space is to be ignored in comparisons.
-
-    Where a template opens the block in the prompt, the text holds only its end.
-    """
-    if "</think>" in text and not thinks(text[: text.index("</think>")]):
-        text = text.split("</think>", 1)[1]
-    return _THOUGHT.sub(" ", text)
+from capture.messages import Message, reasoning_of, text_of
 
 
 def calls_of(message: Message) -> list[tuple[str, str]]:
@@ -156,24 +117,6 @@ def one_gap(shorter: str, longer: str) -> bool:
     return longer.endswith(shorter[head:]) and head > 0
 
 
-def has_image(messages: Sequence[Message] | None) -> bool:
-    for message in messages or ():
-        content = message.get("content")
-        if isinstance(content, list) and any(
-            isinstance(p, dict) and str(p.get("type")) in _IMAGE_PARTS for p in content
-        ):
-            return True
-    return False
-
-
-def head(messages: Sequence[Message]) -> tuple[list[str], list[Message]]:
-    """The system messages at the beginning, as texts, and the messages after them."""
-    at = 0
-    while at < len(messages) and str(messages[at].get("role")) in _SYSTEM:
-        at += 1
-    return [text_of(message) for message in messages[:at]], list(messages[at:])
-
-
 def same_message(was: Message, now: Message) -> bool:
     """Word for word: role, text, reasoning, tool calls as strings."""
     return (
@@ -182,13 +125,6 @@ def same_message(was: Message, now: Message) -> bool:
         and reasoning_of(was) == reasoning_of(now)
         and calls_of(was) == calls_of(now)
     )
-
-
-def mark(message: Message) -> int:
-    """Equal for messages of the same meaning: role, words and tool calls; not white space, reasoning or JSON's form."""
-    calls = tuple((name, json.dumps(value, sort_keys=True) if (value := _value(text)) is not _NOTHING else text)
-                  for name, text in calls_of(message))  # fmt: skip
-    return hash((str(message.get("role")), tuple(strip_reasoning(text_of(message)).split()), calls))
 
 
 def says(message: Message) -> bool:

@@ -15,8 +15,9 @@ from typing import Any, Final
 
 import orjson
 
+from capture.messages import plain_numbers, without_reasoning
 from capture.record import Ids
-from capture.token_in.parent import Parent, plain, without_reasoning
+from capture.token_in.parent import Parent
 
 MODES: Final = ("off", "auto", "require")
 #: What `--token-in` says of itself, wherever it is an option.
@@ -206,7 +207,7 @@ _decoder: Final = json.JSONDecoder()
 
 
 def _normal(text: str, begun: bool) -> str:
-    text = without_reasoning(_without_analysis(text), begun=begun)
+    text = without_reasoning(_without_analysis(text), inside=begun)
     parts: list[str] = []
     at = tries = letters = 0
     while tries < _TRIES and letters < _LETTERS and (found := _OBJECT.search(text, at)) is not None:
@@ -214,7 +215,7 @@ def _normal(text: str, begun: bool) -> str:
         parts.append("".join(text[at:brace].split()))
         try:
             value, at = _decoder.raw_decode(text, brace)
-            parts.append(json.dumps(plain(value, _said), sort_keys=True))
+            parts.append(json.dumps(plain_numbers(value, _said), sort_keys=True))
         except (ValueError, RecursionError) as error:
             tries += 1
             letters += error.pos - brace if isinstance(error, json.JSONDecodeError) else len(text) - brace
@@ -244,7 +245,7 @@ def _said(text: str) -> Any:
     """What a text says where it is JSON itself; else the text without the space around it."""
     if text.lstrip()[:1] in ("{", "["):
         try:
-            return plain(json.loads(text), _said)
+            return plain_numbers(json.loads(text), _said)
         except (ValueError, RecursionError):
             pass
     return text.strip()

@@ -1,24 +1,20 @@
 """Which earlier call a chat request goes on from, told by its messages: the one whose ids its prompt may keep.
 
-Messages decide, since tokens are what is to be chosen. They are compared by what they mean to a model: arguments as
-parsed JSON, white space at the ends of lines forgiven, null and "" the same, reasoning optional. Whatever differs
-otherwise is another conversation, and that is said, never guessed.
+Messages decide, since tokens are what is to be chosen. They are the same where `capture.messages` says so, with nothing
+relaxed. Whatever differs otherwise is another conversation, and a reason says so; nothing is guessed.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 import orjson
 
+from capture.messages import Message, canonical_hash, role_of
 from capture.record import Ids
-
-Message = Mapping[str, Any]
 
 #: What of a request shapes its prompt besides messages and tools; None and a missing field are the same.
 RENDERED: Final = (
@@ -50,13 +46,13 @@ class Conversation(msgspec.Struct, frozen=True, gc=False):
             return None
         try:
             return cls(
-                tuple(str(one.get("role")) for one in messages),
-                tuple(turn(one) for one in messages),
-                tuple(hash(orjson.dumps(one)) for one in messages),
+                tuple(role_of(message) for message in messages),
+                tuple(canonical_hash(message) for message in messages),
+                tuple(hash(orjson.dumps(message)) for message in messages),
                 _options(body),
-                _mark(body.get("tools") or None),
+                _hash(body.get("tools") or None),
             )
-        except (TypeError, ValueError, RecursionError):  # what orjson does not write: lone surrogates, great depth
+        except TypeError:  # what orjson does not write: halves of surrogate pairs, great depth
             return None
 
     @property
@@ -67,7 +63,7 @@ class Conversation(msgspec.Struct, frozen=True, gc=False):
     @property
     def head(self) -> int:
         """How many system messages stand at the beginning."""
-        return next((at for at, role in enumerate(self.roles) if role not in ("system", "developer")), len(self.roles))
+        return next((at for at, role in enumerate(self.roles) if role != "system"), len(self.roles))
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):
@@ -174,105 +170,15 @@ def _unfound(now: Conversation, calls: Sequence[Held], known: set[int]) -> str:
     return "begins"
 
 
-def turn(message: Message) -> int:
-    """Equal for messages that say the same to a model."""
-    role = message.get("role")
-    text = _text(message.get("content"))
-    if role == "assistant":
-        text = without_reasoning(text, begun=True) if "<" in text else text
-        return hash((role, _lines(text), _calls(message), message.get("name") or None))
-    return hash((role, _lines(text), message.get("name") or None, message.get("tool_call_id") or None))
-
-
-_OPENED: Final = re.compile(r"<(think|thinking|reasoning)>")
-_CLOSED: Final = re.compile(r"</(think|thinking|reasoning)>")
-
-
-def without_reasoning(text: str, *, begun: bool) -> str:
-    """The text without its closed blocks of reasoning; one that is never closed is text. `begun`: the text may begin
-    inside of one, which the template opened in the prompt. Linear in the text, whatever stands in it.
-    """
-    end = _CLOSED.search(text) if begun else None
-    at = end.end() if end is not None and not _OPENED.search(text, 0, end.start()) else 0
-    parts: list[str] = []
-    while (start := _OPENED.search(text, at)) is not None:
-        close = text.find(f"</{start[1]}>", start.end())
-        if close < 0:
-            break
-        parts.append(text[at : start.start()].rstrip())
-        at = close + len(start[1]) + 3
-    rest = text[at:]
-    return " ".join([*parts, rest.lstrip()]) if at else rest
-
-
-def _lines(text: str) -> str:
-    """Without white space at its ends and at the ends of its lines."""
-    return "\n".join(line.rstrip() for line in text.strip().splitlines())
-
-
-def _text(content: Any) -> str:
-    """A message's text: parts are joined as they are, those that are no text stand as their JSON."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, list):
-        return json.dumps(content, sort_keys=True)
-    return "".join(
-        part["text"]
-        if isinstance(part, dict) and part.get("type", "text") == "text" and isinstance(part.get("text"), str)
-        else part
-        if isinstance(part, str)
-        else json.dumps(part, sort_keys=True)
-        for part in content
-    )
-
-
-def _calls(message: Message) -> tuple[Any, ...]:
-    made: list[Any] = []
-    for call in message.get("tool_calls") or ():
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict):
-            made.append(_mark(call))
-            continue
-        made.append((call.get("id") or None, function.get("name"), arguments(function.get("arguments"))))
-    if message.get("function_call"):
-        made.append(_mark(message["function_call"]))
-    return tuple(made)
-
-
-def arguments(value: Any) -> str:
-    """A call's arguments in one form, whoever wrote their JSON: keys sorted, 1.0 as 1 (JavaScript's JSON knows no
-    other), nothing as an empty object; what is no JSON without the space around it.
-    """
-    if isinstance(value, str):
-        try:
-            value = json.loads(value) if value.strip() else {}
-        except (ValueError, RecursionError):
-            return str(value).strip()
-    return json.dumps(plain({} if value is None else value), sort_keys=True)
-
-
-def plain(value: Any, of_text: Callable[[str], Any] = str) -> Any:
-    """JSON in one form: numbers as JavaScript writes them, each text as `of_text` has it."""
-    if isinstance(value, str):
-        return of_text(value)
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        return int(value)
-    if isinstance(value, list):
-        return [plain(one, of_text) for one in value]
-    if isinstance(value, dict):
-        return {key: plain(one, of_text) for key, one in value.items()}
-    return value
-
-
 def _options(body: Message) -> int:
     told = {name: body[name] for name in RENDERED if body.get(name) is not None}
-    return hash((_mark(body.get("tools") or None), _mark(told), _choice(body.get("tool_choice"))))
+    return hash((_hash(body.get("tools") or None), _hash(told), _choice(body.get("tool_choice"))))
 
 
 def _choice(value: Any) -> int:
     """How the choice of tools may shape a prompt: all of them stand there, or none, or the one that is named."""
-    return hash("auto") if value in (None, "auto", "required") else _mark(value)
+    return hash("auto") if value in (None, "auto", "required") else _hash(value)
 
 
-def _mark(value: Any) -> int:
+def _hash(value: Any) -> int:
     return hash(orjson.dumps(value, option=orjson.OPT_SORT_KEYS))

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from capture.engines.base import Engine
+from capture.messages import canonical_hash
 from capture.record import Ids, TokenCapture
-from capture.token_in.parent import Conversation, Held, Reply, turn
+from capture.token_in.parent import Conversation, Held, Reply
 from proxy.runtime.lru import EACH, BoundedLRU, MemoryBudget
 
 #: Bytes of held calls a session; those that were used longest ago go first. A call of 100,000 prompt ids takes about
@@ -74,17 +75,18 @@ def held_call(
 
 def _reply(engine: Engine, body: dict[str, Any], choice: dict[str, Any], capture: TokenCapture | None) -> Reply:
     message = choice.get("message") or {}
+    said = canonical_hash(message)
     index = choice.get("index")
     one = next((one for one in (capture.completions if capture else ()) if one.index == index), None)
     ids = None if one is None else one.token_ids
     if capture is None or not ids or "completion_token_ids" in capture.unavailable:
-        return Reply(turn(message), b"", unusable="parent_incomplete")
+        return Reply(said, b"", unusable="parent_incomplete")
     sampled = ids.text
     ended = engine.ended(choice, body)
     if ended == "stop_token":
-        return Reply(turn(message), sampled, stop=int(sampled.rpartition(b",")[2]))
+        return Reply(said, sampled, stop=int(sampled.rpartition(b",")[2]))
     if ended != "cut":
-        return Reply(turn(message), sampled, unusable="stop_string" if ended == "stop_string" else "parent_incomplete")
+        return Reply(said, sampled, unusable="stop_string" if ended == "stop_string" else "parent_incomplete")
     if message.get("tool_calls"):
-        return Reply(turn(message), sampled, unusable="cut_tool_call")
-    return Reply(turn(message), sampled, unusable=None if message.get("content") else "cut_in_reasoning")
+        return Reply(said, sampled, unusable="cut_tool_call")
+    return Reply(said, sampled, unusable=None if message.get("content") else "cut_in_reasoning")

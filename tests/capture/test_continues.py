@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from capture.messages import canonical_arguments, canonical_hash
 from capture.record import Ids
-from capture.token_in.parent import Conversation, Held, Parent, Reply, arguments, parent, turn
+from capture.token_in.parent import Conversation, Held, Parent, Reply, parent
 
 SYSTEM = {"role": "system", "content": "You are terse."}
 USER = {"role": "user", "content": "List the files."}
@@ -32,7 +33,7 @@ def conversation(*messages: dict[str, Any], **more: Any) -> Conversation:
 
 def held(number: int, *messages: dict[str, Any], reply: dict[str, Any] = CALL, **more: Any) -> Held:
     ids = Ids.of([1, 2, number]).text
-    return Held(number, conversation(*messages, **more), ids, ids, (Reply(turn(reply), b"7,2", stop=2),))
+    return Held(number, conversation(*messages, **more), ids, ids, (Reply(canonical_hash(reply), b"7,2", stop=2),))
 
 
 def sent_back(**change: Any) -> dict[str, Any]:
@@ -130,7 +131,7 @@ def test_two_calls_that_gave_the_same_reply_are_not_told_apart() -> None:
 
 def test_of_several_choices_the_one_sent_back_is_followed() -> None:
     one = held(3, SYSTEM, USER)
-    other = Reply(turn({"role": "assistant", "content": "no"}), b"9,2", stop=2)
+    other = Reply(canonical_hash({"role": "assistant", "content": "no"}), b"9,2", stop=2)
     both = Held(3, one.conversation, one.prompt_text, one.rendered_text, (other, *one.replies))
     found = parent(conversation(SYSTEM, USER, CALL, RESULT), [both])
     assert isinstance(found, Parent)
@@ -139,14 +140,18 @@ def test_of_several_choices_the_one_sent_back_is_followed() -> None:
 
 def test_a_call_that_is_not_held_any_more_is_known() -> None:
     now = conversation(SYSTEM, USER, CALL, RESULT)
-    assert parent(now, [], {turn(CALL)}) == "parent_forgotten"
+    assert parent(now, [], {canonical_hash(CALL)}) == "parent_forgotten"
     assert parent(now, []) == "begins"
 
 
 def test_what_cannot_be_followed_says_why() -> None:
     one = held(3, SYSTEM, USER)
     cut = Held(
-        3, one.conversation, one.prompt_text, one.rendered_text, (Reply(turn(CALL), b"", unusable="stop_string"),)
+        3,
+        one.conversation,
+        one.prompt_text,
+        one.rendered_text,
+        (Reply(canonical_hash(CALL), b"", unusable="stop_string"),),
     )
     assert parent(conversation(SYSTEM, USER, CALL, RESULT), [cut]) == "stop_string"
 
@@ -166,7 +171,7 @@ def test_strange_messages_are_compared_all_the_same() -> None:
         {"role": "assistant", "content": [{"type": "image_url", "image_url": {"url": "x"}}, 3]},
         {},
     ):
-        turn(message)
+        canonical_hash(message)
 
 
 @pytest.mark.parametrize(
@@ -182,4 +187,4 @@ def test_strange_messages_are_compared_all_the_same() -> None:
     ],
 )
 def test_arguments_are_compared_as_json(one: Any, other: Any, same: bool) -> None:
-    assert (arguments(one) == arguments(other)) is same
+    assert (canonical_arguments(one) == canonical_arguments(other)) is same

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import orjson
 
-from capture.breaks.message_compare import strip_reasoning
 from capture.journal.journal import Call
 
 Message = dict[str, Any]
@@ -183,20 +182,6 @@ def arguments_of(call: Message) -> dict[str, Any] | None:
             return None
         return parsed if isinstance(parsed, dict) else None
     return arguments if isinstance(arguments, dict) else None
-
-
-def fingerprint(message: Message) -> int:
-    """Equal for messages that mean the same: white space, reasoning and how arguments are written do not count."""
-    calls = tuple(
-        (call["function"].get("name"), json.dumps(arguments, sort_keys=True))
-        if (arguments := arguments_of(call)) is not None
-        else (call["function"].get("name"), str(call["function"].get("arguments")))
-        for call in message.get("tool_calls") or ()
-    )
-    text = message["content"]
-    if "<" in text and ("think" in text or "reasoning" in text):
-        text = strip_reasoning(text)
-    return hash((message["role"], " ".join(text.split()), calls))
 
 
 def _tool_call(position: int, call: dict[str, Any]) -> Message:

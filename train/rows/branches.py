@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from capture.journal.journal import Call
+from capture.messages import MEANING, canonical_hash
 from capture.sequences.sequences import TRAINABLE_KINDS
-from train.rollouts.messages import Message, NotChat, answer_of, chat_of, fingerprint, plain, replies_of
+from train.rollouts.messages import Message, NotChat, answer_of, chat_of, plain, replies_of
 from train.rollouts.rollouts import Rollout
 from train.rows.skip_reasons import Tally
 
@@ -101,7 +102,7 @@ class _Keys:
         told = (message["role"], message["content"], repr(message.get("tool_calls")))
         found = self._known.get(told)
         if found is None:
-            found = self._known[told] = fingerprint(message)
+            found = self._known[told] = canonical_hash(message, MEANING)
         return hash((key, found))
 
 
