@@ -4,24 +4,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from proxy.env import read_capture, read_top_logprobs
+    from proxy.env import TOKEN_LOGPROBS, TOP_LOGPROBS, read_capture, read_top_logprobs
     from proxy.errors import ProxyError, SessionError, SettingsError
-    from proxy.sampling import misspelt_sampling
+    from proxy.sampling import read_sampling
     from proxy.server import OpenSession, Proxy, ProxyThread, serve
-    from proxy.settings import Settings
+    from proxy.settings import SessionOptions, Settings, option_help
 
 #: Loaded when asked for: `bench --help` and `bench train` need no proxy.
 _DEFINED_IN = {
-    "proxy.env": ("read_capture", "read_top_logprobs"),
+    "proxy.env": ("TOKEN_LOGPROBS", "TOP_LOGPROBS", "read_capture", "read_top_logprobs"),
     "proxy.errors": ("ProxyError", "SessionError", "SettingsError"),
-    "proxy.sampling": ("misspelt_sampling",),
+    "proxy.sampling": ("read_sampling",),
     "proxy.server": ("OpenSession", "Proxy", "ProxyThread", "serve"),
-    "proxy.settings": ("Settings",),
+    "proxy.settings": ("SessionOptions", "Settings", "option_help"),
 }
 
 __all__ = [
-    "OpenSession", "Proxy", "ProxyError", "ProxyThread", "SessionError", "Settings", "SettingsError",
-    "misspelt_sampling", "read_capture", "read_top_logprobs", "serve",
+    "TOKEN_LOGPROBS", "TOP_LOGPROBS", "OpenSession", "Proxy", "ProxyError", "ProxyThread", "SessionError",
+    "SessionOptions", "Settings", "SettingsError", "option_help", "read_capture", "read_sampling",
+    "read_top_logprobs", "serve",
 ]  # fmt: skip
 
 

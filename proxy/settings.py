@@ -100,6 +100,11 @@ class SessionOptions:
         return options
 
 
+def option_help(name: str) -> str:
+    """The help text of a session option, for commands that have it too."""
+    return next(str(one.metadata["help"]) for one in fields(SessionOptions) if one.name == name)
+
+
 #: The types of each session option's JSON value.
 SESSION_TYPES: dict[str, tuple[type, ...]] = {
     name: tuple(get_origin(kind) or kind for kind in (get_args(hint) if isinstance(hint, UnionType) else (hint,)))
@@ -156,6 +161,11 @@ class Settings(SessionOptions):
     grace: float = option(30.0, "Seconds that a stop waits for calls in flight.")
     #: A comment goes out this often to an agent that streams while the engine is called without streaming.
     keepalive: float = 10.0
+
+    @classmethod
+    def of(cls, session: SessionOptions, **own: Any) -> Settings:
+        """A proxy whose sessions all have these options; `own` are the settings of the proxy itself."""
+        return cls(**{one.name: getattr(session, one.name) for one in fields(SessionOptions)}, **own)
 
     @property
     def timeouts(self) -> Timeouts:

@@ -14,8 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from capture.token_in.bridge import MODES, MODES_HELP
-from proxy import misspelt_sampling
+from proxy import TOKEN_LOGPROBS, TOP_LOGPROBS, SessionOptions, SettingsError, option_help, read_sampling
 from sandbox.agents import find_agent
 from sandbox.containers import images, reaper
 from sandbox.containers.docker import connect
@@ -26,7 +25,6 @@ from sandbox.rollouts.job import Options, Outcome, default_job_name, run_job
 from sandbox.rollouts.model_endpoint import (
     API_KEY,
     BASE_URL,
-    CAPTURE,
     Provider,
     check_reachable,
     read_provider,
@@ -39,7 +37,8 @@ from sandbox.tasks.task import Task, find_folders, find_tasks, load_task
 
 ENV_HELP = (
     f"NAME=VALUE for the agent; NAME alone takes it from here. {BASE_URL} and {API_KEY} say where the engine is and "
-    f"stay outside the sandbox; {CAPTURE}=1 captures token ids and logprobs."
+    f"stay outside the sandbox; {TOKEN_LOGPROBS}=1 captures token ids and logprobs, {TOP_LOGPROBS}=N also N "
+    "alternatives per token."
 )
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 tasks_app = typer.Typer(
@@ -83,14 +82,14 @@ def run_command(
     verifier_sandbox: Annotated[
         str | None, typer.Option(help="shared: the agent's container, cleaned; separate: a fresh one.")
     ] = None,
-    policy_version: Annotated[str | None, typer.Option(help="The weights' version, written on every call.")] = None,
+    policy_version: Annotated[str | None, typer.Option(help=option_help("policy_version"))] = None,
     sampling: Annotated[
         list[str] | None,
         typer.Option(help="NAME=VALUE, or a JSON object, for calls that do not set it: --sampling temperature=1.0"),
     ] = None,
     token_in: Annotated[
         str,
-        typer.Option(envvar="CAPTURE_TOKEN_IN", help=MODES_HELP),
+        typer.Option(envvar="CAPTURE_TOKEN_IN", help=option_help("token_in")),
     ] = "off",
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on standard output.")] = False,
 ) -> None:
@@ -114,11 +113,8 @@ def run_command(
         agent_env=for_the_agent(env),
         timeout=timeout,
         verifier_sandbox=verifier_sandbox,
-        policy_version=policy_version,
-        sampling=read_sampling(sampling or []),
-        token_in=token_in,
+        session=session_options(policy_version, sampling or [], token_in, provider),
     )
-    check_token_in(token_in, provider)
     if "/" in plan.job or plan.job in (".", ".."):
         raise JobError(f"--job {plan.job}: a job's name is one folder's name; the folder above it is --jobs-dir")
     progress = Progress(sys.stderr if as_json else None)
@@ -205,34 +201,23 @@ def for_the_agent(env: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name not in (BASE_URL, API_KEY)}
 
 
-def check_token_in(mode: str, provider: Provider | None) -> None:
-    """Raises `JobError` for a mode that is none, and for one that has nothing to work on."""
-    if mode not in MODES:
-        raise JobError(f"--token-in must be one of {', '.join(MODES)}, not {mode!r}")
-    if mode != "off" and provider is not None and not provider.capture:
-        raise JobError(f"--token-in needs the captured ids: give --agent-env {CAPTURE}=1, or --token-in off")
-
-
-def read_sampling(words: list[str]) -> dict[str, object]:
-    """`temperature=1.0`: values are JSON where they can be read as it, text otherwise. Or one JSON object for all."""
-    values: dict[str, object] = {}
-    for word in words:
-        if word.lstrip().startswith("{"):  # as `bench proxy` takes it
-            try:
-                values |= json.loads(word)
-            except ValueError as error:
-                raise JobError(f"--sampling {word} is no JSON object ({error})") from error
-            continue
-        name, equals, text = word.partition("=")
-        if not name or not equals:
-            raise JobError(f"--sampling {word}: give NAME=VALUE, such as temperature=1.0")
-        try:
-            values[name] = json.loads(text)
-        except ValueError:
-            values[name] = text
-    if (sentence := misspelt_sampling(values)) is not None:
-        raise JobError(sentence)
-    return values
+def session_options(
+    policy_version: str | None, sampling: list[str], token_in: str, provider: Provider | None
+) -> SessionOptions:
+    """What the sessions of the job's rollouts have. Raises `JobError`."""
+    capture = provider is None or provider.capture
+    try:
+        options = SessionOptions(
+            capture=capture,
+            top_logprobs=provider.top_logprobs if provider else None,
+            token_in=token_in,
+            policy_version=policy_version,
+            sampling=read_sampling(sampling),
+        )
+        options.check()
+    except SettingsError as error:
+        raise JobError(str(error)) from error
+    return options
 
 
 @tasks_app.command("check")

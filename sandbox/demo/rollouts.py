@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from proxy import SessionOptions
 from sandbox.agents import find_agent
 from sandbox.containers import images
 from sandbox.containers.docker import connect
@@ -53,7 +54,7 @@ def loop_demo(console: Console, engine: EmbeddedEngine, folder: Path) -> None:
         agent=find_agent("mini"),
         provider=provider,
         agent_env={"MINI_SYSTEM": SYSTEM, "MINI_STEPS": STEPS, "MINI_MAX_TOKENS": MAX_TOKENS},
-        sampling={"temperature": 1.0},
+        session=SessionOptions(sampling={"temperature": 1.0}),
     )
     options = Options(jobs_dir=jobs, trials=GROUP, concurrency=4)
     outcome = run_job(plan, [task], options, Verdicts(console), make_house=make_house)

@@ -8,7 +8,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -125,10 +125,11 @@ class _Run:
             yield None
             return
         first, *more = pool.hosts()
-        settings = Settings(
-            upstream=[provider.base_url], upstream_key=provider.api_key, engine=provider.engine, model=provider.served,
-            host=first, more_hosts=more, capture=provider.capture, probe=False, grace=10.0,
+        session = replace(
+            self.plan.session, upstream=[provider.base_url], upstream_key=provider.api_key, engine=provider.engine,
+            model=provider.served, capture=provider.capture, top_logprobs=provider.top_logprobs,
         )  # fmt: skip
+        settings = Settings.of(session, host=first, more_hosts=more, probe=False, grace=10.0)
         try:
             with ProxyThread(settings) as proxy:
                 for warning in pool.guard([proxy.port]):

@@ -146,9 +146,9 @@ def evaluation_json(plan: Plan, tasks: Sequence[Task], retries: int, trial: int,
         "config": {
             "agent_env": sorted(plan.agent_env),
             "capture": bool(plan.provider and plan.provider.capture),
-            "policy_version": plan.policy_version,
-            "sampling": plan.sampling,
-            "token_in": plan.token_in,
+            "policy_version": plan.session.policy_version,
+            "sampling": plan.session.sampling,
+            "token_in": plan.session.token_in,
             "timeout_sec": plan.timeout,
             "retry": {
                 "max_retries": retries,

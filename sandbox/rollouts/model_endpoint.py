@@ -10,14 +10,13 @@ from typing import Any
 
 import httpx
 
+from proxy import TOKEN_LOGPROBS, SettingsError, read_capture, read_top_logprobs
 from sandbox.errors import JobError
 
 #: Prefix of `-m` -> the engine's name for the proxy. Hosted APIs are recorded without tokens.
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "openai": "other"}
 BASE_URL, API_KEY = "BENCHFLOW_PROVIDER_BASE_URL", "BENCHFLOW_PROVIDER_API_KEY"
-CAPTURE = "BENCHFLOW_CAPTURE_TOKEN_LOGPROBS"
 HOSTED = "https://api.openai.com/v1"
-OFF = frozenset({"", "0", "false", "no", "off"})
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,8 @@ class Provider:
     base_url: str
     api_key: str | None
     capture: bool
+    #: Alternatives per token that are recorded too.
+    top_logprobs: int | None = None
 
     @property
     def secrets(self) -> list[str]:
@@ -53,15 +54,19 @@ def read_provider(model: str | None, env: Mapping[str, str]) -> Provider:
     if not base.startswith(("http://", "https://")):
         raise JobError(f"{BASE_URL}={base} is no address; give one such as http://{base.partition('/')[0]}/v1")
     key = env.get(API_KEY) or (os.environ.get("OPENAI_API_KEY") if prefix == "openai" else None)
-    capture = env.get(CAPTURE, "").strip().lower() not in OFF and prefix != "openai"
-    return Provider(model, ENGINES[prefix], served, base.rstrip("/"), key or None, capture)
+    try:
+        capture, top_logprobs = read_capture(env, default=False), read_top_logprobs(env)
+    except SettingsError as error:
+        raise JobError(str(error)) from error
+    capture = capture and prefix != "openai"
+    return Provider(model, ENGINES[prefix], served, base.rstrip("/"), key or None, capture, top_logprobs)
 
 
 def without_tokens(provider: Provider) -> str | None:
     """What is said before a job whose engine could give token ids and is not asked: afterwards it is too late."""
     if provider.capture or provider.engine == "other":
         return None
-    return f"this job's calls are recorded without token ids and logprobs; --agent-env {CAPTURE}=1 captures them"
+    return f"this job's calls are recorded without token ids and logprobs; --agent-env {TOKEN_LOGPROBS}=1 captures them"
 
 
 def check_reachable(provider: Provider, timeout: float = 10.0) -> None:

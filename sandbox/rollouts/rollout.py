@@ -14,7 +14,7 @@ from typing import Any
 from capture.errors import CaptureError
 from capture.journal.journal import JournalReader, write_atomic, write_json
 from capture.journal.layout import RolloutDir
-from proxy import OpenSession, ProxyError, ProxyThread
+from proxy import OpenSession, ProxyError, ProxyThread, SessionOptions
 from sandbox.agents import Agent, AgentRun, Model
 from sandbox.agents.trajectory import Trajectory
 from sandbox.containers.base import Sandbox, plain_files, run
@@ -43,10 +43,8 @@ class Plan:
     timeout: float | None = None
     #: `shared`, `separate`, or None for what the task says.
     verifier_sandbox: str | None = None
-    policy_version: str | None = None
-    sampling: dict[str, object] = field(default_factory=dict)
-    #: `off`, `auto` or `require`: prompts as the ids of the call before and what is new.
-    token_in: str = "off"
+    #: What the session of each rollout has; its engine, and whether it captures, are the provider's.
+    session: SessionOptions = field(default_factory=SessionOptions)
 
     def budget(self, task: Task) -> float:
         return self.timeout or task.agent.timeout_sec or DEFAULT_BUDGET
@@ -236,14 +234,7 @@ class Rollout:
             return None
         provider = self.plan.provider
         try:
-            self.session = self.proxy.open_session(
-                self.dir.name,
-                journal=self.dir.journal.absolute(),
-                capture=provider.capture,
-                policy_version=self.plan.policy_version,
-                sampling=self.plan.sampling or None,
-                token_in=self.plan.token_in if provider.capture else None,
-            )
+            self.session = self.proxy.open_session(self.dir.name, journal=self.dir.journal.absolute())
         except ProxyError as error:
             raise DockerError(f"the proxy opened no session: {error}") from error
         self.watch.session(self.dir.name, self.session.id)

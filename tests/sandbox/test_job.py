@@ -20,8 +20,8 @@ import docker
 import pytest
 
 from capture.journal.layout import JobDir
+from proxy import SettingsError, read_sampling
 from sandbox.agents.nop import Nop
-from sandbox.cli import read_sampling
 from sandbox.containers import reaper
 from sandbox.containers.network import Network, bridge_of, iptables
 from sandbox.errors import JobError
@@ -289,7 +289,7 @@ def test_config_holds_the_capture_setting_and_no_secret(tmp_path: Path, docker_c
         (["-a", "nop", "--agent-env", "NOT_SET_HERE"], "give NAME=VALUE, or the NAME of a variable that is set here"),
         (["-a", "nop", "--sampling", "hot"], "--sampling hot: give NAME=VALUE"),
         (["-a", "nop", "--token-in", "on"], "--token-in must be one of off, auto, require"),
-        (["-a", "nop", "--sampling", "{hot}"], "--sampling {hot} is no JSON object"),
+        (["-a", "nop", "--sampling", "{hot}"], "--sampling is not JSON"),
         (["-a", "nop", "--job", "a/b"], "a job's name is one folder's name"),
         (["-a", "nop", "--verifier-sandbox", "own"], "must be shared or separate, not own"),
     ],
@@ -305,7 +305,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path, words: list[s
     ("word", "meant"), [("temprature=1", "temperature"), ("top-p=1", "top_p"), ('{"topK": 0}', "top_k")]
 )
 def test_a_misspelt_sampling_parameter_is_said_and_an_engines_own_goes_on(word: str, meant: str) -> None:
-    with pytest.raises(JobError, match=f"did you mean {meant}"):
+    with pytest.raises(SettingsError, match=f"did you mean {meant}"):
         read_sampling([word])
     own = dict.fromkeys(
         ("dry_base", "xtc_threshold", "mirostat_tau", "dynatemp_exponent", "max_new_tokens", "top_a"), 1

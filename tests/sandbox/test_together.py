@@ -10,6 +10,7 @@ import docker
 import pytest
 
 from capture.journal.journal import JournalReader
+from proxy import SessionOptions
 from sandbox.containers import reaper
 from sandbox.embedded_engine import EmbeddedEngine
 from sandbox.rollouts.job import Options, run_job
@@ -56,7 +57,9 @@ def test_rollouts_at_once(
     provider = Provider(f"llamacpp/{engine.model}", "llamacpp", engine.model, engine.base_url, None, True)
     # At temperature 1 this model now and then says an emoji, of which llama.cpp gives one logprob for four tokens.
     cold: dict[str, object] = {"temperature": 0.0}
-    plan = Plan(job="many", agent=ShellAgent(MARKED, needs_model=True), provider=provider, sampling=cold)
+    plan = Plan(
+        job="many", agent=ShellAgent(MARKED, needs_model=True), provider=provider, session=SessionOptions(sampling=cold)
+    )
     said = io.StringIO()
     ended = run_job(plan, tasks, Options(tmp_path / "jobs", concurrency=many), Progress(said, live=False))
     summary = ended.summaries[0]

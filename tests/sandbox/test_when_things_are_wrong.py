@@ -22,7 +22,7 @@ from sandbox.containers.docker import connect
 from sandbox.embedded_engine import EmbeddedEngine
 from sandbox.errors import DockerError, JobError
 from sandbox.rollouts.job import Options, run_job
-from sandbox.rollouts.model_endpoint import Provider, check_reachable, without_tokens
+from sandbox.rollouts.model_endpoint import Provider, check_reachable, read_provider, without_tokens
 from sandbox.rollouts.progress import Progress
 from sandbox.rollouts.result_files import outcome
 from sandbox.rollouts.rollout import Plan
@@ -331,3 +331,20 @@ def test_two_jobs_of_one_name(tmp_path: Path) -> None:
 def test_oracle_without_a_solution_is_said_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"Oracle requires oracle/solve\.sh"):
         attempt(tmp_path, make_task(tmp_path), Oracle())
+
+
+@pytest.mark.parametrize("name", ["TOKEN_LOGPROBS", "TOP_LOGPROBS"])
+@pytest.mark.parametrize("value", ["flase", "2.5", "-1", "yes please", "1" * 5000, "²"])
+def test_a_capture_variable_that_means_nothing_is_an_error(name: str, value: str) -> None:
+    env = {"BENCHFLOW_PROVIDER_BASE_URL": "http://127.0.0.1:9/v1", f"BENCHFLOW_CAPTURE_{name}": value}
+    with pytest.raises(JobError, match=f"BENCHFLOW_CAPTURE_{name} must be"):
+        read_provider("vllm/m", env)
+
+
+@pytest.mark.parametrize(
+    ("value", "capture"), [("1", True), (" ON ", True), ("", False), ("auto", False), ("0", False)]
+)
+def test_the_capture_variables_of_a_job(value: str, capture: bool) -> None:
+    env = {"BENCHFLOW_PROVIDER_BASE_URL": "http://127.0.0.1:9/v1", "BENCHFLOW_CAPTURE_TOP_LOGPROBS": "3"}
+    provider = read_provider("vllm/m", {**env, "BENCHFLOW_CAPTURE_TOKEN_LOGPROBS": value})
+    assert (provider.capture, provider.top_logprobs) == (capture, 3)
