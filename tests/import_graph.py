@@ -15,7 +15,7 @@ PACKAGES = ("capture", "proxy", "sandbox", "train")
 FLOORS = {
     "capture": (
         "errors", "command", "schemas", "surrogates", "tool_calls", "sse", "json", "token_ids", "lock", "assemble",
-        "record", "unavailable", "engines", "breaks", "sequences", "token_in", "journal",
+        "record", "messages", "unavailable", "engines", "breaks", "sequences", "token_in", "journal",
     ),
     "proxy": (
         "errors", "runtime", "sampling", "settings", "env", "http", "dialects", "upstream", "token_in", "sessions",

@@ -14,7 +14,7 @@ IMPURE = {
     "socket", "starlette", "subprocess", "threading", "typer", "urllib3", "uvicorn",
 }  # fmt: skip
 #: Entries in one folder at most. A package, or a folder of variants such as agents, may reach it; others are smaller.
-MOST_ENTRIES = 17
+MOST_ENTRIES = 18
 #: What is still to be cut; nothing may be added.
 UPWARD_YET = {"sandbox.containers.pool imports sandbox.agents.base"}
 CIRCLES_YET = [["train.rows.parquet", "train.rows.writers"]]
