@@ -250,20 +250,20 @@ async def key_revoked(folder: Path, rounds: int) -> str:
         async with Engine(pause=0.05) as engine:
             journal = folder / f"session-{grace}" / "llm_trajectory.jsonl"
             async with ProxyProcess(engine.url, folder / f"out-{grace}", "--grace", grace) as proxy:
-                session, key = await proxy.open("k0", journal)
+                session, key, port = await proxy.open("k0", journal)
                 forms = [(dialect, streams) for streams in (True, False) for dialect in DIALECTS]
                 calls = [Call(f"k0.{n}", dialect, "plain", streams, 30) for n, (dialect, streams) in enumerate(forms)]
-                sending = [asyncio.ensure_future(Agent(proxy.port, key, engine).make(call)) for call in calls]
+                sending = [asyncio.ensure_future(Agent(port, key, engine).make(call)) for call in calls]
                 while len(engine.ledger) < len(calls):  # noqa: ASYNC110 (the ledger has no bell)
                     await asyncio.sleep(0.01)
                 await asyncio.sleep(0.2)
                 closing = asyncio.ensure_future(proxy.close(session))
                 await asyncio.sleep(0.05)
-                late = await Agent(proxy.port, key, engine).make(Call("k0.99", "openai-chat", "plain", True, 5))
+                late = await Agent(port, key, engine).make(Call("k0.99", "openai-chat", "plain", True, 5))
                 must(late.status == 401, f"a key of a session that closes got {late.status}")
                 state = await closing
                 heard = await asyncio.gather(*sending)
-                again = await Agent(proxy.port, key, engine).make(Call("k0.98", "openai-chat", "plain", False, 5))
+                again = await Agent(port, key, engine).make(Call("k0.98", "openai-chat", "plain", False, 5))
                 must(again.status == 401, f"a key of a closed session got {again.status}")
                 await proxy.stop()
             no_traceback(proxy)

@@ -143,16 +143,16 @@ def by_chance(dice: random.Random, name: str, until: float) -> Iterator[Call]:
 async def session(run: Run, name: str, calls: Iterator[Call], dice: random.Random | None = None) -> None:
     """Opened, used by one agent, closed; its last state must say what its agent knows."""
     journal = run.folder / "sessions" / name / "llm_trajectory.jsonl"
-    opened, key = await run.proxy.open(name, journal)
+    opened = await run.proxy.open(name, journal)
     run.journals.append((name, journal))
-    agent = Agent(run.proxy.port, key, run.engine)
+    agent = Agent(opened.port, opened.key, run.engine)
     heard = []
     for call in calls:
         heard.append(await agent.make(call))
         if dice is not None:
             await asyncio.sleep(dice.random() * THINKS)
     agent.hang_up()
-    state = await run.proxy.close(opened)
+    state = await run.proxy.close(opened.session)
     recorded = sum(1 for one in heard if one.call.seen.outcome is not None)
     if (state["calls"], state["in_flight"], state["journal_failed"]) != (recorded, 0, None):
         run.wrong.append(f"{name}: its agent made {recorded} calls, its last state says {state}")

@@ -37,7 +37,7 @@ def proxy(**options: Any) -> None:
     settings = read_settings(options, os.environ)
     trim_malloc()
     if settings.workers > 1:
-        # It asks its workers over httpx, which a proxy of one process has no use for.
+        # It imports httpx, which a single process has no use for.
         from proxy.workers.supervisor import start
 
         code = start(settings)

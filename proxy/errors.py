@@ -86,6 +86,7 @@ _KINDS = {
     405: "MethodNotAllowedError",
     408: "RequestTimeoutError",
     413: "PayloadTooLargeError",
+    421: "MisdirectedRequestError",
     502: "BadGatewayError",
     503: "ServiceUnavailableError",
     504: "GatewayTimeoutError",

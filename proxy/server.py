@@ -24,6 +24,7 @@ from proxy.runtime.fd_limits import raise_fd_limit
 from proxy.runtime.loop import run
 from proxy.runtime.lru import MemoryBudget
 from proxy.sessions.factory import SessionFactory
+from proxy.sessions.placement import Placement
 from proxy.sessions.registry import Sessions
 from proxy.settings import Settings
 from proxy.upstream.probe import probe_all
@@ -86,23 +87,24 @@ async def serve(settings: Settings, share: Share | None = None) -> AsyncIterator
     sessions = Sessions(
         open_mode=open_mode, out=settings.out, fsync=settings.fsync, grace=settings.grace, idle=settings.session_idle,
         budget=MemoryBudget((settings.history_mb << 20) // settings.workers),
+        placement=share.placement if share else None,
     )  # fmt: skip
     door = SessionFactory(sessions, settings)
-    sockets = [] if share else bind([settings.host, *settings.more_hosts], settings.port)
-    door.port = share.port if share else sockets[0].getsockname()[1]
+    sockets = share.sockets if share else bind([settings.host, *settings.more_hosts], settings.port)
+    door.port = sockets[0].getsockname()[1]
+    first = share is None or share.placement.index == 0
     listener = Listener(Routes(sessions, settings, metrics))
     admin_sockets: list[socket.socket] = []
     admin_url = None
     try:
         if share is not None:
-            share.listener = listener
             admin_sockets = [share.admin_socket()]
         elif settings.admin_port is not None:
             admin_sockets = bind([settings.admin_host], settings.admin_port, option="--admin-port")
             admin_url = f"http://{in_url(settings.admin_host)}:{admin_sockets[0].getsockname()[1]}"
         if settings.out is not None:
             sessions.defaults = door.defaults()
-            if share is None or share.index == 0:
+            if first:
                 sessions.default = door.open_session("default", key=settings.key)
     except ProxyError:
         for one in (*sockets, *admin_sockets):
@@ -111,9 +113,11 @@ async def serve(settings: Settings, share: Share | None = None) -> AsyncIterator
     admin = AdminServer(Admin(sessions, settings, metrics, door).app(), settings, admin_sockets)
     probing: asyncio.Future[None] | None = None
     try:
+        if share is not None:
+            share.restore(door)  # before the first call comes
         await listener.listen(sockets)
         await admin.start()
-        if settings.probe and settings.upstream and (share is None or share.index == 0):
+        if settings.probe and settings.upstream and first:
             pool = door.replicas(settings)
             probing = asyncio.ensure_future(probe_all(pool, settings))
         yield Proxy(settings, sessions, door, settings.host, admin_url)
@@ -125,22 +129,20 @@ async def serve(settings: Settings, share: Share | None = None) -> AsyncIterator
         await door.close()
 
 
+@dataclass(frozen=True, slots=True)
 class Share:
-    """A worker's share of a proxy: its number, the port that agents use, and where its admin routes listen.
+    """A worker's share of a proxy: where sessions live, its bound sockets, the Unix socket of its admin routes."""
 
-    No agent connects to it: connections are handed to it, for its `listener`.
-    """
-
-    def __init__(self, index: int, port: int, admin: Path) -> None:
-        self.index = index
-        self.port = port
-        self.admin = admin
-        self.listener: Listener | None = None
+    placement: Placement
+    sockets: list[socket.socket]
+    admin: Path
+    #: Opens again what an earlier process of this worker had open.
+    restore: Callable[[SessionFactory], None]
 
     def admin_socket(self) -> socket.socket:
-        one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        one.bind(str(self.admin))
-        return one
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listening.bind(str(self.admin))
+        return listening
 
 
 class ProxyThread:

@@ -9,7 +9,6 @@ import ipaddress
 import math
 import re
 import secrets
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -141,7 +140,7 @@ class Settings(SessionOptions):
     admin_key: str | None = option(None, "Key of the admin routes; made and shown if not given.")
 
     #: Only `bench proxy` starts more than one.
-    workers: int = option(1, "Processes; each session lives in one of them (Linux).")
+    workers: int = option(1, "Processes, on --port and the ports after it; each session lives in one.")
     #: Sessions that were opened with a key end when they are closed.
     session_idle: float = option(
         3600.0,
@@ -197,8 +196,6 @@ class Settings(SessionOptions):
             check_key(key)
         if not 1 <= self.workers <= 64:
             raise SettingsError("--workers must be between 1 and 64")
-        if self.workers > 1 and not sys.platform.startswith("linux"):
-            raise SettingsError("--workers passes open connections between processes, which needs Linux; leave it out")
         if self.max_body_mb <= 0:
             raise SettingsError("--max-body-mb must be at least 1")
         if self.history_mb <= 0:

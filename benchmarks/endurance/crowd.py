@@ -48,7 +48,7 @@ class Crowd:
     async def at_work(self, proxy: ProxyProcess) -> AsyncIterator[None]:
         """While this lasts they call; each then ends the call that it is in. A proxy that is gone ends them all."""
         self._over = asyncio.Event()
-        self._working = [asyncio.ensure_future(self._agent(name, proxy.port)) for name in self.names]
+        self._working = [asyncio.ensure_future(self._agent(name, proxy.port_of(name))) for name in self.names]
         try:
             yield
         finally:

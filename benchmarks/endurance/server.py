@@ -10,11 +10,22 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
+from urllib.parse import urlsplit
+
+from proxy.sessions.placement import Placement
 
 ROOT = Path(__file__).parents[2]
 ADMIN_KEY = "endurance-admin-key"
 UPSTREAM_KEY = "sk-endurance-engine-key"
+
+
+class Opened(NamedTuple):
+    """A session that was opened; `port` is its worker's."""
+
+    session: str
+    key: str
+    port: int
 
 
 class ProxyProcess:
@@ -33,19 +44,24 @@ class ProxyProcess:
         with self.log.open("ab") as log:
             self._began = log.tell()
             self.process = subprocess.Popen(command, stderr=log, cwd=ROOT, env={**os.environ, **(env or {})})
-        self.port = 0
+        self.ports: list[int] = []
         self.admin_port = 0
+
+    @property
+    def port(self) -> int:
+        """`--port`: the first worker's."""
+        return self.ports[0]
 
     async def __aenter__(self) -> Self:
         async with asyncio.timeout(60):
             while not self.admin_port:
                 if self.process.poll() is not None:
                     raise RuntimeError(f"the proxy did not start: {self.said()}")
-                for name, port in re.findall(r"(agents|admin): http://127\.0\.0\.1:(\d+)", self.said()):
-                    if name == "agents":
-                        self.port = int(port)
-                    else:
-                        self.admin_port = int(port)
+                said = self.said()
+                for port, others in re.findall(r"agents: http://127\.0\.0\.1:(\d+)/v1(?: .*on ports ([\d, ]+))?", said):
+                    self.ports = [int(number) for number in (others or port).split(", ")]
+                for port in re.findall(r"admin: http://127\.0\.0\.1:(\d+)", said):
+                    self.admin_port = int(port)
                 await asyncio.sleep(0.02)
         return self
 
@@ -87,13 +103,19 @@ class ProxyProcess:
         top, _, rest = got.partition(b"\r\n\r\n")
         return int(top.split(b" ")[1]), rest
 
-    async def open(self, name: str, journal: Path) -> tuple[str, str]:
-        """A new session's id and key."""
+    async def open(self, name: str, journal: Path) -> Opened:
+        """A new session."""
         status, said = await self.admin("POST", "/sessions", {"name": name, "journal": str(journal)})
         if status != 201:
             raise RuntimeError(f"no session {name}: HTTP {status} {said!r}")
-        told = json.loads(said)
-        return told["session"], told["api_key"]
+        fields = json.loads(said)
+        port = urlsplit(fields["base_url"]).port
+        assert port is not None
+        return Opened(fields["session"], fields["api_key"], port)
+
+    def port_of(self, name: str) -> int:
+        """The port of the worker that has the session which the address `/s/NAME/v1` names."""
+        return self.ports[Placement(0, tuple(self.ports)).of_name(name)]
 
     async def close(self, session: str) -> dict[str, Any]:
         """The last state of a session that is closed now."""

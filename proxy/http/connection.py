@@ -117,12 +117,6 @@ class Connection(asyncio.Protocol):
         version = old.get_http_version().encode()
         return b"%b %b HTTP/%b\r\n%b\r\n" % (old.get_method(), self._target, version, b"".join(lines))
 
-    def head_begins(self) -> None:
-        """The first of a request's head is here; it is not read yet."""
-        if self._idle:
-            self._idle = False
-            self._expect(HEAD_SECONDS)
-
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
         self._connections.discard(self)
@@ -202,11 +196,6 @@ class Connection(asyncio.Protocol):
             self._over()
 
     # the agents' side
-
-    @property
-    def between(self) -> bool:
-        """No request is being read or answered."""
-        return self._in_head and not self._head and self._answering is None
 
     @property
     def has_room(self) -> bool:

@@ -22,6 +22,7 @@ from capture.journal.layout import JOURNAL
 from proxy.errors import NoSuchSession, Refusal, SessionError
 from proxy.runtime.lru import MemoryBudget
 from proxy.sessions.keys import KEY, digest, from_a_page, keys
+from proxy.sessions.placement import Placement
 from proxy.sessions.session import Session as Session
 from proxy.settings import SessionOptions
 from proxy.upstream.replicas import Replicas
@@ -57,6 +58,7 @@ class Sessions:
         grace: float,
         idle: float = 0.0,
         budget: MemoryBudget | None = None,
+        placement: Placement | None = None,
     ) -> None:
         self.open_mode = open_mode
         self.default: Session | None = None
@@ -68,6 +70,7 @@ class Sessions:
         self._grace = grace
         self._idle = idle
         self.budget = budget or MemoryBudget()
+        self._placement = placement or Placement(0, (0,))
         self._by_id: dict[str, Session] = {}
         self._by_key: dict[bytes, Session] = {}
         self._by_name: dict[str, list[Session]] = {}
@@ -102,6 +105,7 @@ class Sessions:
             writer = JournalWriter(journal, fsync=self._fsync, left=left)
         except JournalError as error:
             raise SessionError(str(error)) from error
+        key = key if key is not None else self._placement.new_key()
         session = Session(name, options, writer, replicas, key=key, session_id=session_id, budget=self.budget)
         self._by_id[session.id] = session
         self._by_key[digest(session.api_key)] = session
@@ -161,7 +165,9 @@ class Sessions:
         self.unrecorded += session.tally.unrecorded
 
     def authorize(self, headers: list[tuple[bytes, bytes]], path_name: str | None) -> Session:
-        """The session a call belongs to, by its key or, in open mode, by the name in its path. Raises `Refusal` (401).
+        """The session a call belongs to, by its key or, in open mode, by the name in its path.
+
+        Raises `Refusal`: 401, or 421 with its address for a session that lives in another worker.
 
         Keys are found by their digest and compared in constant time, so that timing tells nothing about them.
         """
@@ -171,6 +177,7 @@ class Sessions:
                 if path_name and path_name not in (session.id, session.name):
                     raise Refusal(401, "the key does not belong to the session named in the path")
                 return session
+            self._placement.refuse_others(self._placement.of_key(key), headers, None)
             if key.startswith(KEY):  # one of ours, and of no session that lives: never somebody's placeholder
                 raise Refusal(401, "the session of this key is closed; its key opens nothing any more")
         if self.open_mode:
@@ -180,9 +187,14 @@ class Sessions:
                 )
             if path_name is None and self.default is not None:
                 return self.default
+            if path_name is None or not self._has(path_name):
+                self._placement.refuse_others(self._placement.of_name(path_name), headers, path_name)
             if path_name is not None:
                 return self._named(path_name)
         raise Refusal(401, "no session has this API key; use the key the session was opened with")
+
+    def _has(self, named: str) -> bool:
+        return named in self._by_id or named in self._by_name
 
     # sessions that an address makes
 

@@ -22,7 +22,6 @@ from capture.token_ids import Ids
 from proxy.errors import Refusal
 from proxy.runtime.lru import BoundedLRU, MemoryBudget
 from proxy.sessions.answer_cache import AnswerCache
-from proxy.sessions.keys import KEY
 from proxy.sessions.retry_tracker import Retries
 from proxy.settings import SessionOptions
 from proxy.token_in.call_history import CallHistory
@@ -58,13 +57,13 @@ class Session:
         journal: JournalWriter,
         replicas: Replicas,
         *,
-        key: str | None = None,
+        key: str,
         session_id: str | None = None,
         budget: MemoryBudget | None = None,
     ) -> None:
         self.id = session_id or "s-" + secrets.token_hex(8)
         self.name = name
-        self.api_key = key if key is not None else KEY + secrets.token_urlsafe(24)
+        self.api_key = key
         self.journal = journal
         self.replicas = replicas
         self.replica: Replica | None = None

@@ -1,83 +1,103 @@
-"""A worker's process as the front sees it: started, heard of, and started again with its sessions when it dies."""
+"""A worker's process as the supervisor sees it: started, ready or failed, ended."""
 
 from __future__ import annotations
 
 import asyncio
-import os
+import json
 import pickle
 import signal
-import subprocess
+import socket
 import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from proxy.sessions.placement import Placement
 from proxy.settings import Settings
-from proxy.workers.fd_channel import Channel
-from proxy.workers.session_index import Opened
+from proxy.workers.opened_sessions import OpenedSession
 
 #: A worker that died this often within so many seconds will die again: the proxy ends.
 DEATHS, WITHIN = 3, 60.0
-#: Seconds that a connection, or a question of the admin's, waits for its worker to be started again.
-BACK_SECONDS = 60.0
 #: What a worker's process runs: this package, wherever it was found, whatever lies in the current folder.
-COMMAND = "import sys; sys.path[:] = {path!r}; from proxy.workers.worker import main; main({channel}, {boot})"
+COMMAND = "import sys; sys.path[:] = {path!r}; from proxy.workers.worker import main; main()"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a worker's process is told on its stdin. Keys are in it, so it is neither a file nor a command line."""
+
+    settings: Settings
+    placement: Placement
+    sockets: tuple[int, ...]  # descriptors of its listening sockets
+    admin: Path
+    sessions: list[OpenedSession]
+    versions: dict[str, str]
 
 
 class Worker:
-    """One worker. It is a process of its own from the start, not a copy of the front: copies of one with threads and an
-    event loop are not to be trusted.
+    """One worker: its sockets, which outlive its processes, and the process that serves them now.
+
+    While no process does, the kernel holds new connections, so that clients wait instead of being refused.
     """
 
-    def __init__(self, index: int, port: int, settings: Settings, admin: Path) -> None:
-        self.index = index
-        self.port = port
-        self.settings = settings
+    def __init__(self, placement: Placement, sockets: list[socket.socket], settings: Settings, admin: Path) -> None:
+        self.index = placement.index
+        self.placement = placement
         self.admin = admin
-        #: It has its sessions and takes connections.
-        self.up = asyncio.Event()
-        #: It is up, or it is gone.
-        self.heard = asyncio.Event()
-        self.failed: str | None = None
+        #: Set while it has its sessions and accepts connections.
+        self.ready = asyncio.Event()
+        self._sockets = sockets
+        self._settings = settings
         self._deaths: deque[float] = deque(maxlen=DEATHS)
-        self.channel: Channel
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: asyncio.subprocess.Process | None = None
 
     @property
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    def start(self, sessions: Sequence[Opened] = (), versions: dict[str, str] | None = None) -> None:
-        """A new process, with these sessions opened again under their keys and ids."""
-        self.heard.clear()
-        self.failed = None
+    async def start(self, sessions: Sequence[OpenedSession] = (), versions: dict[str, str] | None = None) -> str | None:
+        """A new process, with these sessions opened again under their keys and ids; waits until it is ready.
+
+        Returns None, or why it could not start: its own sentence, or an empty string where it died without one.
+        """
         self.admin.unlink(missing_ok=True)
-        boot = os.memfd_create("boot")  # keys are in it: neither the command line nor a file is the place for them
-        end, theirs = Channel.pair()
-        with theirs, os.fdopen(boot, "w+b") as file:
-            pickle.dump((self.settings, self.index, self.port, self.admin, list(sessions), versions or {}), file)
-            file.flush()
-            file.seek(0)
-            command = COMMAND.format(path=sys.path, channel=theirs.fileno(), boot=boot)
-            self._process = subprocess.Popen(  # a group of its own: what a terminal ends is the front, which ends it
-                [sys.executable, "-c", command], pass_fds=(theirs.fileno(), boot), process_group=0
-            )
-        self.channel = Channel(end)
+        descriptors = tuple(one.fileno() for one in self._sockets)
+        command = COMMAND.format(path=sys.path)
+        process = self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            pass_fds=descriptors,
+            start_new_session=True,  # Ctrl-C in a terminal reaches the supervisor alone, which stops its workers
+        )  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None
+        told = Start(self._settings, self.placement, descriptors, self.admin, list(sessions), versions or {})
+        process.stdin.write(pickle.dumps(told))  # stdin stays open: its end tells a worker that the supervisor is gone
+        answer = await process.stdout.readline()
+        if not answer:
+            return ""
+        failure: str | None = json.loads(answer)["failure"]
+        if failure is None:
+            self.ready.set()
+        return failure
 
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.send_signal(signal.SIGTERM)
-
-    def ended(self) -> str:
-        """Waits until its process is gone, and with it its hold on its journals; says how it went."""
-        code = 0 if self._process is None else self._process.wait()
+    async def ended(self) -> str:
+        """Waits until its process is gone, and with it its hold on its journals; says how it ended."""
+        code = 0 if self._process is None else await self._process.wait()
+        self.ready.clear()
         if code >= 0:
             return f"exit code {code}"
-        names = {one.value: one.name for one in signal.Signals}  # not all have one
+        names = {one.value: one.name for one in signal.Signals}  # not every signal has a name
         return f"killed by {names.get(-code, f'signal {-code}')}"
 
     def died(self) -> bool:
         """Counts a death; whether it has died too often."""
         self._deaths.append(time.monotonic())
         return len(self._deaths) == DEATHS and self._deaths[-1] - self._deaths[0] < WITHIN
+
+    def stop(self) -> None:
+        """Lets its process finish calls in flight and end. Its port is closed here first: nobody waits at it."""
+        for one in self._sockets:
+            one.close()
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(signal.SIGTERM)

@@ -14,6 +14,7 @@ ERROR_TYPES: Final = {
     403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
+    421: "invalid_request_error",
     429: "rate_limit_error",
     504: "timeout_error",
     529: "overloaded_error",

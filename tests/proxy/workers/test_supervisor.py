@@ -1,11 +1,11 @@
-"""`--workers`: one port, several processes; each session in one of them, whatever connection its calls come by."""
+"""`--workers`: several processes with a port each; a session lives in one of them, and the others say which."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import signal
+import socket
 import sys
 import zlib
 from collections.abc import AsyncIterator, Callable
@@ -18,16 +18,15 @@ import pytest
 
 from capture.journal.journal import JournalReader
 from proxy.http.sockets import bind
+from proxy.sessions.placement import Placement
 from proxy.settings import Settings
-from proxy.workers.admin import added_up
-from proxy.workers.fd_channel import whose
+from proxy.workers.admin import add_metrics
+from proxy.workers.opened_sessions import OpenedSession, OpenedSessions
 from proxy.workers.process import Worker
-from proxy.workers.session_index import Directory, Opened
-from proxy.workers.supervisor import Front
-from tests.proxy.fake_engine import FakeEngine, Seen, answers, replays, transcript, whole
-from tests.proxy.raw import connection, exchange, post, statuses, until_quiet
+from tests.proxy.fake_engine import FakeEngine, Seen, replays, transcript, whole
+from tests.proxy.raw import exchange, post, statuses
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="passing connections on needs Linux")
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
 PLAIN, STREAM = "vllm/chat-plain-length-nostream", "vllm/chat-plain-length-stream"
 CHAT: dict[str, Any] = {"model": "my-policy", "messages": [{"role": "user", "content": "Name two colours."}]}
@@ -39,8 +38,17 @@ class Running:
         self.process = process
         self.out = out
         self.said: list[str] = []
-        self.port = 0
+        self.ports: list[int] = []
         self.admin = self.made_key = ""
+
+    @property
+    def port(self) -> int:
+        """`--port`, which is the first worker's."""
+        return self.ports[0]
+
+    def port_of(self, name: str) -> int:
+        """The port of the worker that has the session which an address names."""
+        return self.ports[zlib.crc32(name.encode()) % len(self.ports)]
 
     async def hear(self) -> None:
         assert self.process.stderr is not None
@@ -49,11 +57,12 @@ class Running:
 
     async def settled(self) -> None:
         async with asyncio.timeout(30):
-            while not self.port or not self.admin:
+            while not self.ports or not self.admin:
                 assert self.process.returncode is None, self.said
                 for line in self.said:
                     if "agents: http://127.0.0.1:" in line:
-                        self.port = int(line.split("agents: http://127.0.0.1:")[1].split("/")[0])
+                        self.ports = [int(port) for port in line.partition("on ports ")[2].strip(" )\n").split(", ")]
+                        assert f"agents: http://127.0.0.1:{self.ports[0]}/v1" in line
                     if "admin: " in line:
                         self.admin, _, self.made_key = line.split("admin: ")[1].strip(" )\n").partition(" (key ")
                 await asyncio.sleep(0.02)
@@ -85,7 +94,7 @@ async def proxies(upstream: str, out: Path, *more: str, key: str | None = "boss"
     command = [sys.executable, "-m", "proxy", "--upstream", upstream, "--out", str(out), "--port", "0", "--no-probe"]
     process = await asyncio.create_subprocess_exec(
         *command, "--admin-port", "0", *(["--admin-key", key] if key else []), "--workers", "2", *more,
-        stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2],
+        stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[3],
     )  # fmt: skip
     running = Running(process, out)
     hearing = asyncio.ensure_future(running.hear())
@@ -110,7 +119,8 @@ async def test_sessions_live_in_workers_and_the_admin_routes_see_them_all(tmp_pa
         shown = b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in proxy.workers())
         assert shown and b"boss" not in shown
         for times, one in enumerate(opened, 1):
-            assert one["base_url"] == f"http://127.0.0.1:{proxy.port}/v1"
+            assert one["base_url"] in [f"http://127.0.0.1:{port}/v1" for port in proxy.ports]
+            assert one["base_url"] == one["anthropic_base_url"] + "/v1"
             async with httpx.AsyncClient(headers={"authorization": f"Bearer {one['api_key']}"}) as agent:
                 for _ in range(times):
                     got = await agent.post(f"{one['base_url']}/chat/completions", json=CHAT)
@@ -150,35 +160,39 @@ def journals_of(pid: int) -> set[Path]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_kept_connection_serves_one_session_after_another(tmp_path: Path, stream: bool) -> None:
+async def test_a_connection_serves_one_session_of_its_worker_after_another(tmp_path: Path, stream: bool) -> None:
     async with (
         FakeEngine(replays(STREAM if stream else PLAIN)) as engine,
         proxies(engine.url, tmp_path) as proxy,
         boss() as admin,
     ):
-        opened = [await proxy.open(admin, f"rollout-{number}") for number in range(3)]
+        opened = [await proxy.open(admin, f"rollout-{number}") for number in range(6)]
+        base = opened[0]["base_url"]
+        together = [session for session in opened if session["base_url"] == base]
+        assert len(together) == 3
         limits = httpx.Limits(max_connections=1)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{proxy.port}/v1", limits=limits) as agent:
+        async with httpx.AsyncClient(base_url=base, limits=limits) as agent:
             for turn in range(12):
-                key = opened[turn % 3]["api_key"]
+                key = together[turn % 3]["api_key"]
                 body = {**CHAT, "stream": stream, "padding": "x" * (300_000 if turn % 2 else 10)}
                 got = await agent.post("/chat/completions", json=body, headers={"authorization": f"Bearer {key}"})
                 assert got.status_code == 200
-        for one in opened:
-            assert [call.outcome for call in proxy.calls(one["journal"])] == ["ok"] * 4
+        for session in together:
+            assert [call.outcome for call in proxy.calls(session["journal"])] == ["ok"] * 4
 
 
-async def test_a_session_by_its_name_is_made_in_one_worker_and_found_there(tmp_path: Path) -> None:
+async def test_a_session_that_an_address_names_lives_where_its_name_hashes_to(tmp_path: Path) -> None:
     async with FakeEngine(replays(PLAIN)) as engine, proxies(engine.url, tmp_path) as proxy, boss() as admin:
         version = await admin.post(f"{proxy.admin}/sessions/default/policy", json={"version": "step-7"})
         assert version.status_code == 200
         async with httpx.AsyncClient() as agent:
             for turn in range(12):
-                url = f"http://127.0.0.1:{proxy.port}/s/task-{turn % 6}/v1/chat/completions"
+                name = f"task-{turn % 6}"
+                url = f"http://127.0.0.1:{proxy.port_of(name)}/s/{name}/v1/chat/completions"
                 assert (await agent.post(url, json=CHAT)).status_code == 200
-            assert (
-                await agent.post(f"http://127.0.0.1:{proxy.port}/v1/chat/completions", json=CHAT)
-            ).status_code == 200
+            url = f"http://127.0.0.1:{proxy.port}/v1/chat/completions"
+            assert (await agent.post(url, json=CHAT)).status_code == 200
+        assert {proxy.port_of(f"task-{number}") for number in range(6)} == set(proxy.ports)
         for number in range(6):
             calls = proxy.calls(tmp_path / f"task-{number}/trajectory/llm_trajectory.jsonl")
             assert [call.metadata["policy_version"] for call in calls] == ["step-7"] * 2
@@ -186,22 +200,49 @@ async def test_a_session_by_its_name_is_made_in_one_worker_and_found_there(tmp_p
         assert (await admin.get(f"{proxy.admin}/sessions/task-3")).json()["calls"] == 2
 
 
-async def test_a_head_that_trickles_in_finds_its_worker(tmp_path: Path) -> None:
-    async with FakeEngine(answers(200, WHOLE)) as engine, proxies(engine.url, tmp_path) as proxy, boss() as admin:
-        opened = [await proxy.open(admin, f"rollout-{number}") for number in range(2)]
-        for one in opened:
-            async with connection(proxy.port) as (reader, writer):
-                for _ in range(2):  # the second on the kept connection
-                    request = post(CHAT, f"authorization: Bearer {one['api_key']}")
-                    for at in range(0, len(request), 40):
-                        writer.write(request[at : at + 40])
-                        await writer.drain()
-                        await asyncio.sleep(0.002)
-                    head = await reader.readuntil(b"\r\n\r\n")
-                    assert head.startswith(b"HTTP/1.1 200")
-                    length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
-                    await reader.readexactly(int(length.split(b":")[1]))
-            assert len(proxy.calls(one["journal"])) == 2
+async def test_another_workers_port_answers_421_with_the_address_that_answers(tmp_path: Path) -> None:
+    """For a name, a key and the default session, in each dialect, and without making a session there."""
+    async with FakeEngine(replays(PLAIN)) as engine, proxies(engine.url, tmp_path) as proxy, boss() as admin:
+        opened = await proxy.open(admin, "opened")
+        key = {"authorization": f"Bearer {opened['api_key']}"}
+        cases = [("", {}, proxy.ports[0], ""), ("", key, int(opened["base_url"].split(":")[2][:-3]), "")]
+        cases += [(f"/s/{name}", {}, proxy.port_of(name), name) for name in ("task-0", "task-1", "task-2", "default")]
+        async with httpx.AsyncClient() as agent:
+            for path, headers, right, name in cases:
+                if name == "default":
+                    right = proxy.ports[0]
+                (wrong,) = set(proxy.ports) - {right}
+                for route in ("/chat/completions", "/completions", "/messages", "/responses"):
+                    url = f"http://127.0.0.1:{wrong}{path}/v1{route}"
+                    got = await agent.post(url, json=CHAT, headers=headers)
+                    assert got.status_code == 421, got.text
+                    assert f"http://127.0.0.1:{right}{path}/v1" in got.json()["error"]["message"]
+                    assert (got.json().get("type") == "error") is (route == "/messages")
+                got = await agent.get(f"http://localhost:{wrong}{path}/v1/models", headers=headers)
+                assert got.status_code == 421 and f"http://localhost:{right}{path}/v1" in got.text
+                got = await agent.post(
+                    f"http://127.0.0.1:{right}{path}/v1/chat/completions", json=CHAT, headers=headers
+                )
+                assert got.status_code == 200
+        listed = (await admin.get(f"{proxy.admin}/sessions")).json()["sessions"]
+        assert sorted(one["name"] for one in listed) == ["default", "opened", "task-0", "task-1", "task-2"]
+        assert {one["name"]: one["calls"] for one in listed if one["name"] != "default"} == {
+            "opened": 1, "task-0": 1, "task-1": 1, "task-2": 1,
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["sk-capture-w7-x", "sk-capture-w99-x", "sk-capture-w1", "sk-capture-", "sk-capture-w-1-x", "sk-capture-w1-x"],
+)
+async def test_a_key_of_no_worker_opens_nothing(tmp_path: Path, key: str) -> None:
+    async with FakeEngine(replays(PLAIN)) as engine, proxies(engine.url, tmp_path) as proxy:
+        async with httpx.AsyncClient(headers={"x-api-key": key}) as agent:
+            got = [
+                (await agent.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=CHAT)) for port in proxy.ports
+            ]
+        assert {one.status_code for one in got} <= {401, 421} and got[-1].status_code == 401
+        assert not engine.calls
 
 
 @pytest.mark.parametrize(
@@ -209,49 +250,29 @@ async def test_a_head_that_trickles_in_finds_its_worker(tmp_path: Path) -> None:
     ["POST /%73/task-", "POST /s/t%61sk-", "POST http://h/s/task-", "POST  /s/task-", "\r\n\r\nPOST /s/task-"],
 )
 async def test_a_name_is_the_same_however_it_is_written(tmp_path: Path, other: str) -> None:
-    """A worker that has not the session would make another of its name, on a journal that is taken."""
+    """A worker that read another name would make another session, on a journal that is taken."""
     async with FakeEngine(replays(PLAIN)) as engine, proxies(engine.url, tmp_path) as proxy:
         for number in range(4):
             data = post(CHAT, path=f"/s/task-{number}/v1/chat/completions")
-            for begun in (b"POST /s/task-", other.encode()):
-                got = await exchange(proxy.port, data.replace(b"POST /s/task-", begun), seconds=0.1)
-                assert statuses(got) == [200]
+            for first in (b"POST /s/task-", other.encode()):
+                for port in proxy.ports:
+                    got = await exchange(port, data.replace(b"POST /s/task-", first), seconds=0.1)
+                    assert statuses(got) == [200 if port == proxy.port_of(f"task-{number}") else 421]
             assert len(proxy.calls(tmp_path / f"task-{number}/trajectory/llm_trajectory.jsonl")) == 2
 
 
-async def test_an_answer_that_is_not_read_yet_stays_whole_when_another_sessions_request_comes(tmp_path: Path) -> None:
-    body = b'{"choices": [], "x": "%b"}' % (b"y" * (8 << 20))
-    large = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-
-    async def answer(seen: Seen) -> AsyncIterator[bytes]:
-        yield large
-
-    async with FakeEngine(answer) as engine, proxies(engine.url, tmp_path) as proxy, boss() as admin:
-        one, two = [await proxy.open(admin, f"rollout-{number}") for number in range(2)]
-        async with connection(proxy.port) as (reader, writer):
-            writer.write(post(CHAT, f"x-api-key: {one['api_key']}"))
-            got = await reader.read(1)
-            writer.transport.pause_reading()  # type: ignore[attr-defined]
-            async with asyncio.timeout(5):
-                while not one["journal"].exists() or not proxy.calls(one["journal"]):
-                    await asyncio.sleep(0.02)
-            writer.write(post(CHAT, f"x-api-key: {two['api_key']}"))
-            await asyncio.sleep(0.2)
-            writer.transport.resume_reading()  # type: ignore[attr-defined]
-            got += await until_quiet(reader)
-        assert statuses(got) == [200, 421] and got.partition(b"\r\n\r\n")[2].startswith(body + b"HTTP/1.1 ")
-
-
-async def test_a_request_right_behind_another_sessions_makes_no_session_in_the_wrong_worker(tmp_path: Path) -> None:
+async def test_pipelined_requests_of_two_workers_are_answered_each_for_itself(tmp_path: Path) -> None:
     async with FakeEngine(replays(PLAIN)) as engine, proxies(engine.url, tmp_path) as proxy:
-        data = [post(CHAT, path=f"/s/task-{number}/v1/chat/completions") for number in range(4)]
-        for first in data:
-            assert statuses(await exchange(proxy.port, first + first, seconds=0.1)) == [200, 200]
-            for second in data:
-                if second is not first:
-                    assert statuses(await exchange(proxy.port, first + second, seconds=0.1)) == [200]
-        for number in range(4):  # each in its own
-            assert len(proxy.calls(tmp_path / f"task-{number}/trajectory/llm_trajectory.jsonl")) == 5
+        names = [f"task-{number}" for number in range(4)]
+        data = {name: post(CHAT, path=f"/s/{name}/v1/chat/completions") for name in names}
+        for first in names:
+            port = proxy.port_of(first)
+            for second in names:
+                got = await exchange(port, data[first] + data[second], seconds=0.1)
+                assert statuses(got) == [200, 200 if proxy.port_of(second) == port else 421]
+        for name in names:
+            together = sum(proxy.port_of(other) == proxy.port_of(name) for other in names)
+            assert len(proxy.calls(tmp_path / name / "trajectory/llm_trajectory.jsonl")) == 4 + together
 
 
 async def test_a_stop_lets_calls_in_every_worker_end(tmp_path: Path) -> None:
@@ -262,9 +283,10 @@ async def test_a_stop_lets_calls_in_every_worker_end(tmp_path: Path) -> None:
     async with FakeEngine(late) as engine, proxies(engine.url, tmp_path) as proxy, boss() as admin:
         opened = [await proxy.open(admin, f"rollout-{number}") for number in range(4)]
         async with httpx.AsyncClient(timeout=30) as agent:
-            url = f"http://127.0.0.1:{proxy.port}/v1/chat/completions"
             calls = [
-                asyncio.ensure_future(agent.post(url, json=CHAT, headers={"x-api-key": one["api_key"]}))
+                asyncio.ensure_future(
+                    agent.post(one["base_url"] + "/chat/completions", json=CHAT, headers={"x-api-key": one["api_key"]})
+                )
                 for one in opened
             ]
             async with asyncio.timeout(10):
@@ -311,7 +333,7 @@ async def test_a_worker_that_is_killed_under_load_comes_back_with_its_sessions(t
         await asyncio.gather(*rollouts)
         spared = [number for number in range(6) if f"rollout-{number}" in kept[0]]
         assert len(spared) == 3 and not any(broken[number] for number in spared), "the other worker's never noticed"
-        assert all(broken[number] <= 3 for number in range(6)), "a connection waits until its worker is back"
+        assert all(broken[number] <= 3 for number in range(6)), "the kernel holds a connection until its worker is back"
         for number, one in enumerate(opened):
             calls = proxy.calls(one["journal"])
             assert answered[number] <= len(calls) <= answered[number] + broken[number]
@@ -324,7 +346,7 @@ async def test_a_worker_that_is_killed_under_load_comes_back_with_its_sessions(t
         assert any(f"worker 1 (process {killed}) died (killed by SIGKILL)" in line for line in proxy.said)
         name = next(name for name in ("a", "b", "c") if zlib.crc32(name.encode()) % 2)
         async with httpx.AsyncClient() as agent:
-            url = f"http://127.0.0.1:{proxy.port}/s/{name}/v1/chat/completions"
+            url = f"http://127.0.0.1:{proxy.port_of(name)}/s/{name}/v1/chat/completions"
             assert (await agent.post(url, json=CHAT)).status_code == 200
         (call,) = proxy.calls(tmp_path / name / "trajectory/llm_trajectory.jsonl")
         assert call.metadata["policy_version"] == "step-8", "the default's was told to the new worker too"
@@ -346,7 +368,7 @@ async def test_a_worker_that_dies_again_and_again_ends_the_proxy_with_a_sentence
         opened = [await proxy.open(admin, f"rollout-{number}") for number in range(4)]
         async with httpx.AsyncClient() as agent:
             for one in opened:
-                url = f"http://127.0.0.1:{proxy.port}/v1/chat/completions"
+                url = one["base_url"] + "/chat/completions"
                 assert (await agent.post(url, json=CHAT, headers={"x-api-key": one["api_key"]})).status_code == 200
         seen = set(proxy.workers())
         for time in range(3):
@@ -363,32 +385,7 @@ async def test_a_worker_that_dies_again_and_again_ends_the_proxy_with_a_sentence
         assert not any(Path(f"/proc/{pid}").exists() for pid in seen)
 
 
-async def test_a_front_without_descriptors_waits_for_some_and_burns_nothing(tmp_path: Path) -> None:
-    async with FakeEngine(replays(PLAIN)) as engine, proxies(engine.url, tmp_path) as proxy:
-        pid, url = proxy.process.pid, f"http://127.0.0.1:{proxy.port}/v1/chat/completions"
-        usual = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-        highest = max(int(one.name) for one in Path(f"/proc/{pid}/fd").iterdir())
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (highest + 1, usual[1]))
-        async with httpx.AsyncClient(timeout=30) as agent:
-            calls = [asyncio.ensure_future(agent.post(url, json=CHAT)) for _ in range(highest + 8)]
-            await asyncio.sleep(0.5)
-            before = processor_ticks(pid)
-            await asyncio.sleep(1.0)
-            spent = processor_ticks(pid) - before
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, usual)
-            answers_ = [got.status_code for got in await asyncio.gather(*calls)]
-        assert answers_ == [200] * len(calls)
-        assert spent < 40, "of 100 a second: a loop that asks again at once takes all of them"
-        assert sum("no more connections can be taken (Too many open files)" in line for line in proxy.said) == 1
-
-
-def processor_ticks(pid: int) -> int:
-    """Hundredths of a second that a process computed."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
-
-
-async def test_workers_end_when_the_front_is_killed(tmp_path: Path) -> None:
+async def test_workers_end_when_the_supervisor_is_killed(tmp_path: Path) -> None:
     async with FakeEngine(replays(PLAIN)) as engine, proxies(engine.url, tmp_path) as proxy:
         workers = proxy.workers()
         assert len(workers) == 2
@@ -398,11 +395,11 @@ async def test_workers_end_when_the_front_is_killed(tmp_path: Path) -> None:
                 await asyncio.sleep(0.05)
 
 
-async def test_a_journal_that_another_process_writes_is_said_once(tmp_path: Path) -> None:
+async def test_a_journal_that_another_process_writes_is_reported_once(tmp_path: Path) -> None:
     async with FakeEngine(replays(PLAIN)) as engine, proxies(engine.url, tmp_path):
         command = [sys.executable, "-m", "proxy", "--upstream", engine.url, "--out", str(tmp_path), "--port", "0"]
         second = await asyncio.create_subprocess_exec(
-            *command, "--workers", "2", stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2]
+            *command, "--workers", "2", stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[3]
         )
         _, said = await asyncio.wait_for(second.communicate(), 30)
         assert second.returncode == 2 and said.decode().count("a journal has one writer") == 1
@@ -418,73 +415,79 @@ async def test_admin_routes_of_workers_have_a_key_where_none_was_given(tmp_path:
 
 
 @pytest.mark.parametrize(("number", "how"), [(9, "killed by SIGKILL"), (40, "killed by signal 40")])
-async def test_how_a_worker_ended_is_said_of_every_signal(number: int, how: str, tmp_path: Path) -> None:
-    worker = Worker(0, 0, Settings(upstream=["http://127.0.0.1:9"]), tmp_path / "0.sock")
-    worker.start()
+async def test_how_a_worker_ended_is_reported_for_every_signal(number: int, how: str, tmp_path: Path) -> None:
+    sockets = bind(["127.0.0.1"], 0)
+    settings = Settings(upstream=["http://127.0.0.1:9"], probe=False)
+    worker = Worker(Placement(0, (sockets[0].getsockname()[1],)), sockets, settings, tmp_path / "0.sock")
+    assert await worker.start() is None
     assert worker.pid is not None
     os.kill(worker.pid, number)
-    assert await asyncio.to_thread(worker.ended) == how
-    worker.channel.close()
+    assert await worker.ended() == how
+    worker.stop()
 
 
-def test_whose_a_request_is() -> None:
-    head = (
-        b"POST /s/task-1/v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer  k1\r\nX-API-Key: k2\r\n\r\n"
-    )
-    assert whose(head + b'{"authorization": "Bearer no"}') == (("k1", "k2"), "task-1")
-    assert whose(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n") == ((), None)
-    assert whose(b"\x16\x03\x01 garbage") == ((), None)
+async def test_ports_follow_the_first_and_leave_out_the_admin_port(tmp_path: Path) -> None:
+    first = free_ports(3)
+    async with (
+        FakeEngine(replays(PLAIN)) as engine,
+        proxies(engine.url, tmp_path, "--port", str(first), "--admin-port", str(first + 1)) as proxy,
+    ):
+        assert proxy.ports == [first, first + 2] and proxy.admin == f"http://127.0.0.1:{first + 1}"
 
 
-def test_the_directory_keeps_a_name_in_its_worker() -> None:
-    directory = Directory(3)
-    assert [directory.least() for _ in range(1)] == [2], "the first has the default already"
-    directory.opened(Opened(2, "s-1", "key", "one", {}))
-    assert directory.of(whose(b"POST /v1/x HTTP/1.1\r\nx-api-key: key\r\n\r\n")) == 2
-    assert directory.of_name("one") == directory.of_name("s-1") == 2
-    assert directory.of_name("default") == 0 and directory.least() == 1
+async def test_a_port_of_a_further_worker_that_is_taken_is_named(tmp_path: Path) -> None:
+    first = free_ports(2)
+    with socket.create_server(("127.0.0.1", first + 1)):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "proxy", "--upstream", "http://127.0.0.1:9", "--out", str(tmp_path),
+            "--port", str(first), "--workers", "2", stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[3],
+        )  # fmt: skip
+        _, log = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 2 and b"Traceback" not in log
+    assert f"cannot listen on 127.0.0.1:{first + 1}: Address already in use".encode() in log
 
 
-def test_metrics_are_added_up() -> None:
+def free_ports(number: int) -> int:
+    """The first of so many ports in a row that are free now."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as found:
+            first = int(found.getsockname()[1])
+        if first + number > 65535:
+            continue
+        try:
+            for port in range(first, first + number):
+                socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        return first
+
+
+def test_metrics_are_add_metrics() -> None:
     one = '# TYPE a counter\na_total{x="1"} 2.0\na_created{x="1"} 50.0\n'
     two = '# TYPE a counter\na_total{x="1"} 3.0\na_total{x="2"} 1.0\na_created{x="1"} 40.0\n'
-    assert added_up([one, two]) == ('# TYPE a counter\na_total{x="1"} 5.0\na_created{x="1"} 40.0\na_total{x="2"} 1.0\n')
+    assert add_metrics([one, two]) == (
+        '# TYPE a counter\na_total{x="1"} 5.0\na_created{x="1"} 40.0\na_total{x="2"} 1.0\n'
+    )
 
 
-def test_of_two_sessions_of_one_name_the_directory_knows_the_first_by_it() -> None:
-    directory = Directory(2)
-    directory.opened(Opened(1, "s-1", "key-1", "same", {}))
-    directory.opened(Opened(0, "s-2", "key-2", "same", {}))
-    assert directory.of_name("same") == directory.of_name("s-1") == 1 and directory.of_name("s-2") == 0
-    directory.set_version("s-2", "same", "7")
-    directory.set_version("s-9", "made-by-address", "8")
-    assert [one.fields for one in directory.of_worker(0)] == [{"policy_version": "7"}]
-    assert directory.versions == {"made-by-address": "8"}
-    directory.closed("s-1", "same")
-    directory.closed("s-9", "made-by-address")
-    assert directory.of_name("same") == 0 and directory.versions == {} and directory.of_worker(1) == []
+def test_of_two_sessions_of_one_name_the_name_means_the_first() -> None:
+    sessions = OpenedSessions(2)
+    sessions.add(OpenedSession(1, "s-1", "key-1", "same", {}))
+    sessions.add(OpenedSession(0, "s-2", "key-2", "same", {}))
+    first, second = sessions.find("s-1"), sessions.find("s-2")
+    assert first is not None and second is not None and sessions.find("same") is first
+    sessions.set_version("s-2", "same", "7")
+    sessions.set_version("s-9", "made-by-address", "8")
+    assert [one.fields for one in sessions.of_worker(0)] == [{"policy_version": "7"}]
+    assert sessions.versions == {"made-by-address": "8"}
+    sessions.remove("s-1", "same")
+    sessions.remove("s-9", "made-by-address")
+    assert sessions.find("same") is second and sessions.versions == {} and sessions.of_worker(1) == []
 
 
-async def test_a_worker_that_dies_before_the_first_connection_is_started_again(tmp_path: Path) -> None:
-    """Between the moment when all are ready and the one when the port is open."""
-    settings = Settings(upstream=["http://127.0.0.1:9"], out=tmp_path / "out", probe=False, workers=1)
-    listening = bind(["127.0.0.1"], 0)
-    worker = Worker(0, int(listening[0].getsockname()[1]), settings, tmp_path / "0.sock")
-    front = Front([worker], listening)
-    front.start()
-    try:
-        async with asyncio.timeout(30):
-            await worker.up.wait()
-            first = worker.pid
-            assert first is not None
-            os.kill(first, signal.SIGKILL)
-            while worker.up.is_set():
-                await asyncio.sleep(0.01)
-            front.open()
-            async with httpx.AsyncClient(timeout=30) as agent:
-                got = await agent.get(f"http://127.0.0.1:{worker.port}/health")
-        assert got.status_code == 200 and worker.pid != first
-    finally:
-        await front.close()
-        worker.stop()
-        worker.ended()
+def test_the_least_loaded_worker_gets_the_next_session() -> None:
+    sessions = OpenedSessions(3)
+    assert sessions.least_loaded() == 2, "the first has the default session already"
+    sessions.add(OpenedSession(2, "s-1", "key", "one", {}))
+    sessions.opening[1] += 1
+    assert sessions.least_loaded() == 0
