@@ -15,6 +15,7 @@ from typer.main import get_command
 
 from bench import commands as bench_commands
 from capture.command.lazy import LazyCommand
+from tests.train.build import make_job
 
 ROOT = Path(__file__).parents[1]
 
@@ -42,12 +43,39 @@ def bench(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
     )
 
 
-def test_no_command_waits_for_what_only_another_needs() -> None:
+HEAVY = {
+    "acp", "datasets", "docker", "httpx", "jsonschema", "numpy", "prometheus_client", "pyarrow", "requests", "rich",
+    "starlette", "tokenizers", "torch", "transformers", "uvicorn", "xllamacpp", "yaml",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "may_load"),
+    [
+        ("--version", set()),
+        ("--help", set()),
+        ("train --help", set()),
+        ("train token-coverage JOB", set()),
+        ("train stream JOB --no-follow", set()),
+        ("train convert JOB -o OUT", set()),
+        ("view JOB --text", {"rich"}),
+    ],
+)
+def test_a_command_loads_only_what_it_uses(tmp_path: Path, words: str, may_load: set[str]) -> None:
     """`acp` alone takes most of a second to load."""
-    slow = ("acp", "datasets", "numpy", "pyarrow", "torch", "transformers", "xllamacpp")
-    script = f"import sys, bench; print([name for name in {slow} if name in sys.modules])"
-    loaded = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert (loaded.stdout, loaded.stderr) == ("[]\n", "")
+    job = make_job(tmp_path / "job", [{}])
+    words = words.replace("JOB", str(job)).replace("OUT", str(tmp_path / "rows.jsonl"))
+    script = (
+        "import atexit, sys, bench\n"
+        "loaded = lambda: print(*sorted({name.split('.')[0] for name in sys.modules}), file=sys.stderr)\n"
+        "atexit.register(loaded)\n"
+        "bench.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words.split()], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert set(done.stderr.splitlines()[-1].split()) & HEAVY - may_load == set()
 
 
 def commands() -> dict[str, set[str]]:

@@ -26,10 +26,11 @@ from train.errors import BadInput, NoSuchPath
 from train.groups.groups import GroupOptions
 from train.view import page
 from train.view.api import View
+from train.view.cli import is_loopback
 from train.view.export import document, write_html
 from train.view.groups import VIEW_BY
 from train.view.id_text import Vocabulary
-from train.view.server import is_loopback, listen, make_app
+from train.view.server import listen, make_app
 from train.view.terminal import story
 from train.view.token_strips import SLICE, entropy_of
 from train.view.token_text import BREAK, SYMBOL, TEXT, Part, plain, shown, widths

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-
-from tokenizers import Tokenizer
+from typing import TYPE_CHECKING
 
 from capture.breaks.breaks import Decoder
 from train.errors import BadInput
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 
 def load_decoder(path: Path) -> Decoder:
@@ -24,6 +26,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
             f"--tokenizer {path}: no tokenizer.json there; give a model's folder, such as transformers' "
             "save_pretrained makes"
         )
+    from tokenizers import Tokenizer  # only where a tokenizer is given
+
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers raises bare Exception

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import sys
 from pathlib import Path
@@ -49,7 +50,6 @@ def view(
     Exit codes: 0 done; 2 what was given cannot be used: no such path, a port that is taken.
     """
     from train.view.api import View
-    from train.view.server import is_loopback, serve
 
     def say(told: str) -> None:
         typer.echo(told, err=True)
@@ -72,4 +72,15 @@ def view(
         for line in write_html(shown, html, most=max_mb << 20):
             say(line)
     else:
+        from train.view.server import serve
+
         serve(shown, host=host, port=port, open_browser=not no_open, say=say)
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

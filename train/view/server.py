@@ -141,15 +141,6 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def _open(address: str, say: Callable[[str], None]) -> None:
     try:
         opened = webbrowser.open(address)
@@ -178,6 +169,3 @@ def _plainly(value: Any) -> Any:
 
 def _plain(text: str, kind: str) -> Response:
     return Response(text, media_type=kind)
-
-
-__all__ = ["BadInput", "is_loopback", "listen", "make_app", "serve"]
