@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 
 DOCUMENTS = [
     "README.md",
+    "CHANGELOG.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
     *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md")),
@@ -229,13 +230,17 @@ def headings(document: Path) -> set[str]:
     return {anchor(line) for line in re.findall(r"^#+ (.*)$", document.read_text(encoding="utf-8"), re.M)}
 
 
-def test_the_layout_names_files_that_exist() -> None:
-    """Each path in backticks, but for the NAMEs of its recipes; and each question is answered by one."""
-    text = (ROOT / "docs/layout.md").read_text(encoding="utf-8")
-    paths = [path for path in re.findall(r"`([\w./]+/[\w./]*)`", text) if "NAME" not in path]
-    assert [path for path in paths if not (ROOT / path).exists()] == []
-    answers = text.partition("## Where is …?")[2].partition("\n## ")[0].splitlines()[4:]
-    questions = [line for line in answers if line.startswith("|")]
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_file_of_the_repository_that_a_document_names_exists(document: str) -> None:
+    """Paths in backticks below a folder of ours, but for the NAMEs of recipes and a task's own `tests/test.sh`."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:benchmarks|capture|docs|proxy|sandbox|tests(?!/test\.sh)|train)/[\w./-]*)`", text)
+    assert [path for path in paths if "NAME" not in path and not (ROOT / path).exists()] == []
+
+
+def test_the_layout_answers_twelve_questions_with_a_file_each() -> None:
+    table = (ROOT / "docs/layout.md").read_text(encoding="utf-8").partition("## Where is …?")[2].partition("\n## ")[0]
+    questions = [line for line in table.splitlines()[4:] if line.startswith("|")]
     assert len(questions) == 12
     assert [line for line in questions if not re.search(r"\| `[\w./]+/[\w./]*`", line)] == []
 
