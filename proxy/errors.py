@@ -93,13 +93,13 @@ _KINDS = {
 }
 
 
-def error_object(engine: str | None, status: int, message: str, kind: str) -> dict[str, Any]:
-    """An error in the engine's own shape: SGLang 0.5 keeps it flat, vLLM and llama.cpp nest it under `error`."""
+def error_object(status: int, message: str, kind: str, *, flat: bool = False) -> dict[str, Any]:
+    """An error in the engine's own shape: `flat` (SGLang 0.5), or nested under `error` (vLLM, llama.cpp)."""
     fields = {"message": message, "type": kind, "param": None, "code": status}
-    if engine == "sglang":
+    if flat:
         return {"object": "error", **fields}
     return {"error": fields}
 
 
-def error_body(engine: str | None, refusal: Refusal) -> bytes:
-    return orjson.dumps(error_object(engine, refusal.status, refusal.message, refusal.kind))
+def error_body(refusal: Refusal, *, flat: bool = False) -> bytes:
+    return orjson.dumps(error_object(refusal.status, refusal.message, refusal.kind, flat=flat))

@@ -64,7 +64,7 @@ async def healthy(agent: ClientRequest) -> None:
 
 
 async def no_target(agent: ClientRequest) -> None:
-    agent.answer(400, JSON_HEADERS, error_body(None, Refusal(400, "the request's target is no path")))
+    agent.answer(400, JSON_HEADERS, error_body(Refusal(400, "the request's target is no path")))
 
 
 async def no_route(agent: ClientRequest) -> None:
@@ -76,7 +76,7 @@ async def no_route(agent: ClientRequest) -> None:
             message = f"{agent.method} {agent.path} is not served here: {dialect.not_served}"
     if agent.path.startswith(("/sessions", "/metrics")):
         message = f"{agent.method} {agent.path} is not served here but on the admin port: --admin-port opens it"
-    status, body = 404, error_body(None, Refusal(404, message))
+    status, body = 404, error_body(Refusal(404, message))
     for dialect in DIALECTS:
         if dialect.client_header and agent.header(dialect.client_header) is not None:
             status, body = dialect.error(404, message)

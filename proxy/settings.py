@@ -16,10 +16,11 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 from urllib.parse import urlsplit
 
+from capture.engines import NAMES as ENGINE_NAMES
 from capture.token_in.bridge import MODES, MODES_HELP
 from proxy.errors import SettingsError
 
-ENGINES = ("auto", "vllm", "sglang", "llamacpp", "other")
+ENGINES = ("auto", *ENGINE_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class SessionOptions:
     #: It reaches no agent, no record and no error.
     upstream_key: str | None = option(None, "The engine's API key; no agent ever sees it.")
     #: `auto` asks the engine; `other` is any OpenAI-compatible API, recorded without tokens.
-    engine: str = option("auto", "auto, vllm, sglang, llamacpp, or other (text and usage only).")
+    engine: str = option("auto", f"{', '.join(ENGINES[:-1])}, or other (text and usage only).")
     model: str | None = option(None, "Send this model name whatever the agent asks for.")
     #: Ask the engine for ids and logprobs. Off, calls are recorded as they are.
     capture: bool = True

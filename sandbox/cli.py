@@ -25,6 +25,7 @@ from sandbox.rollouts.job import Options, Outcome, default_job_name, run_job
 from sandbox.rollouts.model_endpoint import (
     API_KEY,
     BASE_URL,
+    MODEL_FORMS,
     Provider,
     check_reachable,
     read_provider,
@@ -61,9 +62,7 @@ def run_command(
     agent: Annotated[
         str, typer.Option("--agent", "-a", help="oracle, nop, mini, pi, claude, codex, ...: bench agents list")
     ],
-    model: Annotated[
-        str | None, typer.Option("--model", "-m", help="vllm/NAME, sglang/NAME, llamacpp/NAME or openai/NAME.")
-    ] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help=f"{MODEL_FORMS}.")] = None,
     sandbox: Annotated[str, typer.Option(help="Where agents run: docker.")] = "docker",
     jobs_dir: Annotated[Path, typer.Option(help="Folder for job folders.")] = Path("jobs"),
     job: Annotated[str | None, typer.Option(help="The job's name; default: the time.")] = None,

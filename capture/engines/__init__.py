@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from capture.engines.base import Engine
 from capture.engines.llamacpp import LlamaCpp
@@ -11,67 +11,39 @@ from capture.engines.sglang import SGLang
 from capture.engines.vllm import VLLM
 from capture.errors import CaptureError
 
-_ENGINES: dict[str, type[Engine]] = {one.name: one for one in (VLLM, SGLang, LlamaCpp, Engine)}
-NAMES = tuple(_ENGINES)
+#: Every engine that returns token ids, in the order in which an unknown address is asked. A new one is added here.
+ENGINES: Final[tuple[type[Engine], ...]] = (VLLM, SGLang, LlamaCpp)
+
+_BY_NAME: Final[dict[str, type[Engine]]] = {cls.name: cls for cls in ENGINES} | {Engine.name: Engine}
+NAMES: Final = tuple(_BY_NAME)
+#: Routes to ask an unknown engine, in this order, until `detect` knows it. `owned_by` of the models names the engine
+#: also behind a gateway that hides its other routes.
+IDENTITY_ROUTES: Final = (*(path for cls in ENGINES for path in cls.identity_routes), "/v1/models")
 
 
 def engine(name: str) -> Engine:
-    """The engine of that name: vllm, sglang, llamacpp or other. Raises `CaptureError`."""
+    """The engine of that name, one of `NAMES`. Raises `CaptureError`."""
     try:
-        return _ENGINES[name]()
+        return _BY_NAME[name]()
     except KeyError:
         raise CaptureError(f"unknown engine {name!r}; known are {', '.join(NAMES)}") from None
 
 
-def detect(answers: Mapping[str, Any]) -> tuple[str, str | None] | None:
-    """Name and version of an engine, from the JSON of its side routes by path; None while that is not enough.
+def tool_grammar(name: str | None) -> str | None:
+    """What constrains the sampling of calls with tools on the engine of that name; None where nothing is known to."""
+    return _BY_NAME.get(name or "", Engine).tool_grammar
 
-    Ask in this order: `/version` (vLLM), `/get_model_info` and `/server_info` (SGLang), `/props` (llama.cpp),
-    `/v1/models` (whose `owned_by` names the engine, also behind a gateway that hides the other routes).
-    """
-    version = answers.get("/version")
-    if isinstance(version, dict) and isinstance(version.get("version"), str):
-        return "vllm", version["version"]
-    if isinstance(answers.get("/get_model_info"), dict) and "model_path" in answers["/get_model_info"]:
-        info = answers.get("/server_info")
-        if "/server_info" not in answers:
-            return None
-        found = info.get("version") if isinstance(info, dict) else None
-        return "sglang", found if isinstance(found, str) else None
-    props = answers.get("/props")
-    if isinstance(props, dict) and ("default_generation_settings" in props or "build_info" in props):
-        built = props.get("build_info")
-        return "llamacpp", built if isinstance(built, str) else None
+
+def detect(answers: Mapping[str, Any]) -> tuple[str, str | None] | None:
+    """`(name, version)` of an engine from the JSON of `IDENTITY_ROUTES`, by path; None while that is not enough."""
+    for cls in ENGINES:
+        found = cls.recognize(answers)
+        if found is not None:
+            return found
     models = answers.get("/v1/models")
     rows = models.get("data") if isinstance(models, dict) else None
     for row in rows if isinstance(rows, list) else ():
         owner = row.get("owned_by") if isinstance(row, dict) else None
-        if owner in ("vllm", "sglang", "llamacpp"):
-            return owner, None
+        if owner in [cls.name for cls in ENGINES]:
+            return str(owner), None
     return None
-
-
-def sampling_defaults(answers: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What an engine samples with where a call sets nothing; None where it does not say.
-
-    llama.cpp tells in `/props` (its defaults are not neutral: temperature 0.8, top_k 40, top_p 0.95, min_p 0.05). vLLM
-    0.32 and SGLang 0.5.23 take theirs from the model's generation_config.json and tell nobody; SGLang started with
-    `--sampling-defaults openai` says that in `/server_info`, and they are then its own, which are neutral.
-    """
-    info = answers.get("/server_info")
-    if isinstance(info, dict) and info.get("sampling_defaults") == "openai":
-        return dict(_SGLANG_OWN)
-    props = answers.get("/props")
-    settings = props.get("default_generation_settings") if isinstance(props, dict) else None
-    params = settings.get("params", settings) if isinstance(settings, dict) else None
-    if not isinstance(params, dict):
-        return None
-    return {name: params[name] for name in _SAMPLING if name in params}
-
-
-#: `ChatCompletionRequest._DEFAULT_SAMPLING_PARAMS` of SGLang 0.5.23.
-_SGLANG_OWN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-_SAMPLING = (
-    "temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty",
-    "dynatemp_range", "mirostat", "xtc_probability", "dry_multiplier", "samplers",
-)  # fmt: skip

@@ -1,162 +1,143 @@
-"""An engine, as the proxy knows it: what to ask for besides what the agent asked, and how to read the answer.
+"""An engine as the proxy knows it: what to ask for besides what the agent asked, and how to read the answer.
 
-An engine's own file says what differs: what to ask for, what an answer looks like when nobody asked, what it counts.
+A new engine is one file with a subclass of `Engine` and its entry in `capture.engines.ENGINES`. The subclass says only
+what differs: how it is recognized, what to ask for, what an answer looks like when nobody asked, what it counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, NamedTuple
+from collections.abc import Generator, Mapping
+from typing import Any, ClassVar
 
 from capture import json
-from capture.engines.answer.reader import CHAT, COMPLETIONS, Reader
+from capture.engines.answer.answer import Answer
 from capture.engines.answer.strip import ResponseFilter
-from capture.record import FIELDS, Ids, Unavailable
+from capture.engines.request import CaptureOptions, FollowUp, UpstreamRequest
+from capture.engines.wires import CHAT
+from capture.record import FIELDS, Ids
 from capture.unavailable import why
-
-__all__ = [
-    "CHAT",
-    "COMPLETIONS",
-    "WIRES",
-    "CaptureOptions",
-    "Engine",
-    "Question",
-    "Reader",
-    "ResponseFilter",
-    "UpstreamRequest",
-]
-
-WIRES: Final = (CHAT, COMPLETIONS)
-
-Question = tuple[str, dict[str, Any]]
-
-
-class CaptureOptions(NamedTuple):
-    """What is wanted of a call besides what the agent asked for."""
-
-    capture: bool = True
-    top_logprobs: int | None = None
-    buffered: bool = False
-
-
-@dataclass(slots=True)
-class UpstreamRequest:
-    """A call as it goes to the engine.
-
-    `unstreamed`: the agent asked for a stream, but the engine has to be called without one; the answer is streamed to
-    the agent from what came whole. `injected` names what was added, to recognise a refusal that names one of them.
-    `requested` is what is really asked of the engine, by whomever: `{logprobs, top_logprobs, token_ids}`.
-    """
-
-    body: dict[str, Any]
-    headers: dict[str, str] = field(default_factory=dict)
-    unstreamed: bool = False
-    injected: tuple[str, ...] = ()
-    requested: dict[str, Any] = field(
-        default_factory=lambda: {"logprobs": False, "top_logprobs": None, "token_ids": False}
-    )
-    unavailable: dict[str, Unavailable] = field(default_factory=dict)
 
 
 class Engine:
-    """What an engine's file may change. This one asks for nothing: the engine `other`."""
+    """What an engine's file may change. This one asks for nothing: the engine `other`, any OpenAI-compatible API."""
 
+    #: As in `--engine`, in `-m NAME/MODEL`, in records, and in `owned_by` of its `/v1/models`.
     name: ClassVar[str] = "other"
+    #: Routes (GET) that tell this engine from others; asked until `recognize` can say.
+    identity_routes: ClassVar[tuple[str, ...]] = ()
+    #: Whether its errors are `{"object": "error", "message", ...}` rather than nested under `error`.
+    flat_errors: ClassVar[bool] = False
+    #: What constrains sampling where a request offers tools, in words; None where nothing does.
+    tool_grammar: ClassVar[str | None] = None
     #: Keys that an answer nobody asked anything of carries with null: they are set to null, not taken away.
     null_when_unasked: ClassVar[frozenset[str]] = frozenset()
     #: Keys of a stream's last chunk, which is the count's where one is asked for and the finish's where none is.
     on_last_chunk: ClassVar[tuple[str, ...]] = ()
     #: Whether the logprobs of a completions call with `echo` begin with the prompt's.
     echoes_logprobs: ClassVar[bool] = False
-    #: Whether its chat route takes a prompt's ids in place of messages, and it renders and decodes when asked.
+    #: Whether its chat route takes a prompt's ids in place of messages, and it renders and detokenizes when asked.
     takes_prompt_ids: ClassVar[bool] = False
     #: Whether the answer to a chat that ends with the assistant's own words begins with them.
     repeats_prefill: ClassVar[bool] = False
 
-    def ask(self, wire: str, body: dict[str, Any], wants: CaptureOptions) -> UpstreamRequest:
+    # which engine it is
+
+    @classmethod
+    def recognize(cls, answers: Mapping[str, Any]) -> tuple[str, str | None] | None:
+        """`(name, version)` where the JSON of its `identity_routes`, by path, is this engine's; None where it is not,
+        or where more of the routes have to be asked.
+        """
+        return None
+
+    @classmethod
+    def sampling_defaults(cls, answers: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What it samples with where a call sets nothing, from the same answers; None where it does not say.
+
+        vLLM 0.32 and SGLang 0.5.23 take theirs from the model's generation_config.json and do not tell.
+        """
+        return None
+
+    # the call
+
+    def ask(self, wire: str, body: dict[str, Any], options: CaptureOptions) -> UpstreamRequest:
         """The call to make for an agent's `body` (which is not changed)."""
         return UpstreamRequest(dict(body), unavailable=dict.fromkeys(FIELDS, why("engine_unsupported")))
 
-    def refused(self, ask: UpstreamRequest, status: int, error: object) -> bool:
+    def refused(self, upstream: UpstreamRequest, status: int, error: object) -> bool:
         """Whether a 4xx answer is about something that we added: its text names one of the fields."""
         text = json.dumps(error).decode().lower() if error is not None else ""
-        return any(name.lower() in text for name in ask.injected)
+        return any(name.lower() in text for name in upstream.injected)
 
-    def reader(self, wire: str, body: dict[str, Any], ask: UpstreamRequest) -> Reader:
-        return Reader(self, wire, body, ask)
-
-    def questions(self, reader: Reader) -> Generator[Question, Any, None] | None:
-        """Further requests, `(path, body)`, whose JSON answers are sent back in; None where the answer says it all."""
+    def follow_ups(self, answer: Answer) -> Generator[FollowUp, Any, None] | None:
+        """Further requests whose JSON answers are sent back in; None where the answer has everything."""
         return None
 
-    def count_prompt(self, body: dict[str, Any]) -> Generator[Question, Any, int | None] | None:
-        """Requests that tell how many tokens a chat request's prompt has; None where the engine has no such route."""
+    def count_prompt(self, body: dict[str, Any]) -> Generator[FollowUp, Any, int | None] | None:
+        """Requests that count the tokens of a chat request's prompt; None where the engine has no such route."""
         return self._counted(body) if self.takes_prompt_ids else None
 
-    def _counted(self, body: dict[str, Any]) -> Generator[Question, Any, int | None]:
+    def _counted(self, body: dict[str, Any]) -> Generator[FollowUp, Any, int | None]:
         path, asked = self.render(body, body["messages"], to_be_answered=not body.get("continue_final_message"))
         if body.get("continue_final_message"):
             asked["continue_final_message"] = True
-        ids = self.rendered((yield path, asked))
+        ids = self.parse_rendered((yield path, asked))
         return None if ids is None else len(ids)
 
-    def matched_stop(self, reader: Reader) -> str | None:
-        """The stop string that ended the answer, where the engine does not say it in the answer itself; "" for one of
-        several."""
+    def matched_stop(self, answer: Answer) -> str | None:
+        """The stop string that ended the answer, where the answer itself does not have it; "" for one of several."""
         return None
 
     # token-in
 
-    def render(self, body: dict[str, Any], messages: list[Any], *, to_be_answered: bool) -> Question:
+    def render(self, body: dict[str, Any], messages: list[Any], *, to_be_answered: bool) -> FollowUp:
         """How to have `messages`, under the other fields of a chat request's `body`, rendered by the engine's template:
-        as a prompt that is `to_be_answered`, or as they stand. Only where `takes_prompt_ids`, as all that follows.
+        as a prompt that is `to_be_answered`, or as they are. Only where `takes_prompt_ids`, as all that follows.
         """
         raise NotImplementedError
 
-    def read(self, ids: Ids) -> Question:
+    def detokenize(self, ids: Ids) -> FollowUp:
         """How to have ids decoded, special tokens written out."""
         raise NotImplementedError
 
-    def rendered(self, answer: Any) -> Ids | None:
-        """The ids in an answer to `render`; None where it is none."""
+    def parse_rendered(self, answer: Any) -> Ids | None:
+        """The ids in an answer to `render`; None where there are none."""
         return Ids.from_json(answer.get("tokens")) if isinstance(answer, dict) else None
 
-    def said(self, answer: Any) -> str | None:
-        """The text in an answer to `read`; None where it is none."""
+    def parse_detokenized(self, answer: Any) -> str | None:
+        """The text in an answer to `detokenize`; None where there is none."""
         return None
 
-    def put_prompt(self, body: dict[str, Any], prompt: Ids) -> None:
+    def set_prompt_ids(self, body: dict[str, Any], prompt: Ids) -> None:
         """Sets into a chat request's body what makes the engine use `prompt` in place of the rendered messages."""
         raise NotImplementedError
 
-    def brings_prompt(self, body: dict[str, Any]) -> bool:
+    def has_prompt_ids(self, body: dict[str, Any]) -> bool:
         """Whether the agent itself sends such a field."""
         return False
 
-    def ended(self, choice: dict[str, Any], body: dict[str, Any]) -> str:
+    def reply_end(self, choice: dict[str, Any], body: dict[str, Any]) -> str:
         """How a choice of a finished chat call ended: by a `stop_token`, the last id; by a `stop_string`; it was `cut`,
-        so that nothing it holds is unseen by the agent; or `unknown`.
+        so the agent saw all that it holds; or `unknown`.
         """
         return "unknown"
 
     # what the agent sees
 
-    def hidden(self, wire: str, body: dict[str, Any]) -> ResponseFilter:
+    def response_filter(self, wire: str, body: dict[str, Any]) -> ResponseFilter:
         """What of an answer the agent did not ask for."""
         logprobs = body.get("logprobs")
         options = body.get("stream_options")
         every = bool(body.get("return_token_ids"))
         return ResponseFilter(
-            logprobs=not flag(logprobs) if wire == CHAT else logprobs is None or logprobs is False,
+            logprobs=not is_true(logprobs) if wire == CHAT else logprobs is None or logprobs is False,
             prompt=not every,
             sampled=not every,
             usage=not (isinstance(options, dict) and options.get("include_usage")),
             nulls=self.null_when_unasked,
         )
 
-    def step_is_ours(self, hide: ResponseFilter) -> bool:
-        """Whether a streamed step without anything to see was sent only because we asked.
+    def empty_steps_are_ours(self, hide: ResponseFilter) -> bool:
+        """Whether a streamed step without anything to see was sent only because of what we added.
 
         vLLM sends one where ids are asked for, not for logprobs alone (0.32, `chat_completion/serving.py`).
         """
@@ -164,50 +145,50 @@ class Engine:
 
     # what the engine counts
 
-    def sampled_count(self, reader: Reader) -> int | None:
-        """How many sampled tokens the engine says there are, over all choices; None when it does not say."""
-        return reader.told("completion_tokens")
+    def sampled_count(self, answer: Answer) -> int | None:
+        """How many sampled tokens the engine counts, over all choices; None where it does not say."""
+        return answer.usage_count("completion_tokens")
 
-    def prompt_count(self, reader: Reader) -> int | None:
-        """How many prompt tokens the engine says there are, over all prompts; None when it does not say."""
-        return reader.told("prompt_tokens")
+    def prompt_count(self, answer: Answer) -> int | None:
+        """How many prompt tokens the engine counts, over all prompts; None where it does not say."""
+        return answer.usage_count("prompt_tokens")
 
-    # codes for what this engine is known to lose
+    # codes (of `capture.unavailable`) for what this engine is known to lose
 
-    def ids_missing(self, reader: Reader) -> str:
+    def ids_missing(self, answer: Answer) -> str:
         """For a call of which some choice has no ids at all."""
         return "server_ignored_return_token_ids"
 
-    def count_missing(self, reader: Reader) -> str:
+    def count_missing(self, answer: Answer) -> str:
         """For a call of which the engine does not say how many tokens it sampled."""
         return "usage_not_returned"
 
-    def ids_lost(self, reader: Reader, sampled: int, told: int) -> str:
-        """For a call whose ids are not as many as the engine counted."""
+    def ids_lost(self, answer: Answer, sampled: int, counted: int) -> str:
+        """For a call with `sampled` ids of which the engine counted `counted`."""
         return "count_mismatch_usage"
 
-    def logprobs_lost(self, reader: Reader, sampled: int, held: int) -> str:
-        """For a call whose logprobs are not as many as its ids."""
+    def logprobs_lost(self, answer: Answer, sampled: int, logprobs: int) -> str:
+        """For a call with `sampled` ids and another number of `logprobs`."""
         return "count_mismatch_ids_logprobs"
 
-    def ids_lost_by_cut(self, reader: Reader) -> str:
+    def ids_lost_by_cut(self, answer: Answer) -> str:
         """For a stream that the agent left before its ids came."""
         return "stream_aborted"
 
 
-def how_it_ended(choice: dict[str, Any], told: str, body: dict[str, Any], *, keeps_stop: bool) -> str:
-    """`Engine.ended`, where the key `told` of a choice names the stop string, or the stop token's id, that ended it."""
-    finish, by = choice.get("finish_reason"), choice.get(told)
+def reply_end(choice: dict[str, Any], stop_key: str, body: dict[str, Any], *, keeps_stop: bool) -> str:
+    """`Engine.reply_end`, where the key `stop_key` of a choice has the stop string or the stop token's id."""
+    finish, by = choice.get("finish_reason"), choice.get(stop_key)
     if finish == "length":
         return "cut"
     if finish not in ("stop", "tool_calls", "function_call"):
         return "unknown"
-    if isinstance(by, str) or (by is None and told not in choice and body.get("stop")):
+    if isinstance(by, str) or (by is None and stop_key not in choice and body.get("stop")):
         return "cut" if keeps_stop else "stop_string"
     return "stop_token"
 
 
-def flag(value: Any) -> bool:
+def is_true(value: Any) -> bool:
     """A field that is true or not, as engines read it: pydantic also takes 1, "true", "on" and the like for true."""
     if isinstance(value, str):
         return value.lower() in ("1", "true", "t", "yes", "y", "on")

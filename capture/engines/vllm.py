@@ -2,44 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
-from capture.engines.base import CHAT, CaptureOptions, Engine, Question, Reader, UpstreamRequest, flag, how_it_ended
+from capture.engines.answer.answer import Answer
+from capture.engines.base import Engine, reply_end
+from capture.engines.inject import chat_logprobs, completion_logprobs, final_usage, token_ids, unstream
+from capture.engines.request import CaptureOptions, FollowUp, UpstreamRequest
+from capture.engines.wires import CHAT
 from capture.record import FIELDS, Ids
 from capture.unavailable import why
 
 
 class VLLM(Engine):
     name: ClassVar[str] = "vllm"
+    identity_routes: ClassVar[tuple[str, ...]] = ("/version",)
     #: vLLM 0.32 answers with these keys as null where nobody asked, in streams too.
     null_when_unasked: ClassVar[frozenset[str]] = frozenset(("logprobs", "token_ids", "prompt_token_ids"))
     on_last_chunk: ClassVar[tuple[str, ...]] = ("system_fingerprint",)
     echoes_logprobs: ClassVar[bool] = True
     takes_prompt_ids: ClassVar[bool] = True
 
-    def ask(self, wire: str, body: dict[str, Any], wants: CaptureOptions) -> UpstreamRequest:
-        ask = UpstreamRequest(dict(body))
-        ask.unstreamed = wants.buffered and body.get("stream") is True
-        if ask.unstreamed:
-            unstream(ask)
-        if not wants.capture:
-            return ask
-        injected = _chat(ask, wants) if wire == CHAT else _completions(ask, wants)
-        if body.get("stream") is True and not ask.unstreamed:
-            injected += count_usage(ask)
-        ask.injected = tuple(injected)
-        return ask
+    @classmethod
+    def recognize(cls, answers: Mapping[str, Any]) -> tuple[str, str | None] | None:
+        found = answers.get("/version")
+        version = found.get("version") if isinstance(found, dict) else None
+        return (cls.name, version) if isinstance(version, str) else None
 
-    def ids_lost(self, reader: Reader, sampled: int, told: int) -> str:
+    def ask(self, wire: str, body: dict[str, Any], options: CaptureOptions) -> UpstreamRequest:
+        upstream = UpstreamRequest(dict(body))
+        upstream.unstreamed = options.buffered and body.get("stream") is True
+        if upstream.unstreamed:
+            unstream(upstream)
+        if not options.capture:
+            return upstream
+        injected = _chat(upstream, options) if wire == CHAT else _completions(upstream, options)
+        if body.get("stream") is True and not upstream.unstreamed:
+            injected += final_usage(upstream)
+        upstream.injected = tuple(injected)
+        return upstream
+
+    def ids_lost(self, answer: Answer, sampled: int, counted: int) -> str:
         # vLLM before #29074 (0.13) drops the ids of streamed chunks that its tool parser swallows.
-        lost = sampled < told and reader.streamed and bool(reader.request.get("tools"))
-        return "streamed_tokens_dropped_by_parser" if lost else super().ids_lost(reader, sampled, told)
+        lost = sampled < counted and answer.streamed and bool(answer.request.get("tools"))
+        return "streamed_tokens_dropped_by_parser" if lost else super().ids_lost(answer, sampled, counted)
 
     # token-in: `kv_transfer_params.prompt_token_ids` is read by the chat route of any vLLM that knows it (0.32,
     # `renderers/online_renderer.py`), with or without a connector; /tokenize takes what shapes a chat's prompt but the
     # two fields that the chat route itself hands to the template as arguments (`build_chat_params`).
 
-    def render(self, body: dict[str, Any], messages: list[Any], *, to_be_answered: bool) -> Question:
+    def render(self, body: dict[str, Any], messages: list[Any], *, to_be_answered: bool) -> FollowUp:
         asked = {name: body[name] for name in _RENDERED if body.get(name) is not None}
         asked |= {"messages": messages, "add_generation_prompt": to_be_answered}
         more = {name: body[name] for name in ("documents", "reasoning_effort") if body.get(name) is not None}
@@ -51,21 +63,21 @@ class VLLM(Engine):
             asked["chat_template_kwargs"] = kwargs
         return "/tokenize", asked
 
-    def read(self, ids: Ids) -> Question:
+    def detokenize(self, ids: Ids) -> FollowUp:
         return "/detokenize", {"tokens": ids.json()}
 
-    def said(self, answer: Any) -> str | None:
+    def parse_detokenized(self, answer: Any) -> str | None:
         text = answer.get("prompt") if isinstance(answer, dict) else None
         return text if isinstance(text, str) else None
 
-    def put_prompt(self, body: dict[str, Any], prompt: Ids) -> None:
+    def set_prompt_ids(self, body: dict[str, Any], prompt: Ids) -> None:
         body["kv_transfer_params"] = {"prompt_token_ids": prompt.json()}
 
-    def brings_prompt(self, body: dict[str, Any]) -> bool:
+    def has_prompt_ids(self, body: dict[str, Any]) -> bool:
         return body.get("kv_transfer_params") is not None
 
-    def ended(self, choice: dict[str, Any], body: dict[str, Any]) -> str:
-        return how_it_ended(choice, "stop_reason", body, keeps_stop=bool(body.get("include_stop_str_in_output")))
+    def reply_end(self, choice: dict[str, Any], body: dict[str, Any]) -> str:
+        return reply_end(choice, "stop_reason", body, keeps_stop=bool(body.get("include_stop_str_in_output")))
 
 
 _RENDERED: Final = (
@@ -74,89 +86,24 @@ _RENDERED: Final = (
 )  # fmt: skip
 
 
-def unstream(ask: UpstreamRequest) -> None:
-    """Calls without a stream; vLLM and SGLang refuse `stream_options` then."""
-    ask.body["stream"] = False
-    ask.body.pop("stream_options", None)
+def _chat(upstream: UpstreamRequest, options: CaptureOptions) -> list[str]:
+    return [] if _beams(upstream) else chat_logprobs(upstream, options) + token_ids(upstream)
 
 
-def count_usage(ask: UpstreamRequest) -> list[str]:
-    """Asks for the final count, and no count a chunk that the agent would not have had."""
-    options = ask.body.get("stream_options")
-    if isinstance(options, dict) and options.get("include_usage"):
-        return []
-    if options is not None and not isinstance(options, dict):
-        return []  # the agent's own mistake; the engine says so
-    kept = {name: value for name, value in (options or {}).items() if name != "continuous_usage_stats"}
-    ask.body["stream_options"] = {**kept, "include_usage": True}
-    return ["stream_options"]
-
-
-def chat_logprobs(
-    ask: UpstreamRequest, wants: CaptureOptions, *, at_least: int = 0, alone_is_refused: bool = True
-) -> list[str]:
-    """Asks for one logprob a sampled token, and for the alternatives that are wanted; what the agent asked for stays.
-
-    `at_least` alternatives are asked for where an engine gives no logprobs without. `alone_is_refused`: the engine
-    answers 400 to `top_logprobs` without `logprobs` (vLLM 0.32 and llama.cpp do, SGLang 0.5.23 does not).
-    """
-    body = ask.body
-    own, asked = flag(body.get("logprobs")), body.get("top_logprobs")
-    if not own and asked and alone_is_refused:
-        # `top_logprobs` without `logprobs` is the agent's own mistake: it keeps the engine's 400.
-        ask.unavailable["logprobs"] = why("invalid_logprobs_request")
-        return []
-    ask.requested["logprobs"] = True
-    ask.requested["top_logprobs"] = asked if own else wants.top_logprobs
-    injected = []
-    if not own:
-        body["logprobs"] = True
-        injected.append("logprobs")
-    top = max(at_least, 0 if own else wants.top_logprobs or 0)
-    if top and (not own or asked == 0):
-        body["top_logprobs"] = top
-        injected.append("top_logprobs")
-    return injected
-
-
-def _chat(ask: UpstreamRequest, wants: CaptureOptions) -> list[str]:
-    return [] if _beams(ask) else chat_logprobs(ask, wants) + ids(ask)
-
-
-def _beams(ask: UpstreamRequest) -> bool:
-    if not ask.body.get("use_beam_search"):
+def _beams(upstream: UpstreamRequest) -> bool:
+    if not upstream.body.get("use_beam_search"):
         return False
-    ask.unavailable = dict.fromkeys(FIELDS, why("beam_search"))
+    upstream.unavailable = dict.fromkeys(FIELDS, why("beam_search"))
     return True
 
 
-def ids(ask: UpstreamRequest) -> list[str]:
-    ask.requested["token_ids"] = True
-    if ask.body.get("return_token_ids"):
+def _completions(upstream: UpstreamRequest, options: CaptureOptions) -> list[str]:
+    body = upstream.body
+    if _beams(upstream):
         return []
-    ask.body["return_token_ids"] = True
-    return ["return_token_ids"]
-
-
-def _completions(ask: UpstreamRequest, wants: CaptureOptions) -> list[str]:
-    body = ask.body
-    if _beams(ask):
-        return []
-    injected = completion_logprobs(ask, wants)
+    injected = completion_logprobs(upstream, options)
     if body.get("echo") and not body.get("return_token_ids"):
         # return_token_ids takes the prompt out of an echoed text (0.32): asking would change what the agent sees.
-        ask.unavailable = dict.fromkeys(FIELDS, why("echo_prompt_logprobs_mixed"))
+        upstream.unavailable = dict.fromkeys(FIELDS, why("echo_prompt_logprobs_mixed"))
         return injected
-    return injected + ids(ask)
-
-
-def completion_logprobs(ask: UpstreamRequest, wants: CaptureOptions) -> list[str]:
-    """`logprobs: 0` gives the sampled token's logprob alone."""
-    asked = ask.body.get("logprobs")
-    own = asked is not None and asked is not False
-    ask.requested["logprobs"] = True
-    ask.requested["top_logprobs"] = (int(asked) if isinstance(asked, int) else None) if own else wants.top_logprobs
-    if own:
-        return []
-    ask.body["logprobs"] = wants.top_logprobs or 0
-    return ["logprobs"]
+    return injected + token_ids(upstream)

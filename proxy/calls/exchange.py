@@ -217,7 +217,7 @@ class Exchange(UpstreamCall):
             and self.replica is not None
         ):
             try:
-                await self.replica.answer_questions(self.engine, self.reader)
+                await self.replica.answer_follow_ups(self.engine, self.reader)
             except Exception as error:
                 self._capture_failed(error)
 
@@ -249,7 +249,7 @@ class Exchange(UpstreamCall):
         self.session.tally.last_error = str(error)
         if isinstance(error, UpstreamBroke) and self.replica is not None:
             self.replica.doubted = True  # an engine that died may come back as another
-        began = self.agent.started and self.reader is not None and self.reader.began
+        began = self.agent.started and self.reader is not None and self.reader.started
         self.facts.outcome = "truncated" if began else "error"
         self.facts.failure = str(error)
         refusal = Refusal(status or error.status, str(error))
@@ -259,7 +259,7 @@ class Exchange(UpstreamCall):
 
     def _tell(self, error: UpstreamError, refusal: Refusal, began: bool) -> None:
         """What the agent hears of a failure: an error while nothing was said, else a cut where the engine's was."""
-        body = error_body(self.engine.name if self.engine else None, refusal)
+        body = error_body(refusal, flat=self.engine is not None and self.engine.flat_errors)
         if not began:
             self.facts.error_body = loads(body)
         if not self.agent.started:

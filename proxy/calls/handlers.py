@@ -94,7 +94,7 @@ def refuse(agent: ClientRequest, session: Session | None, refusal: Refusal, dial
         status, body = dialect.error(refusal.status, refusal.message)
     else:
         engine = session.replica.engine if session and session.replica else None
-        body = error_body(engine.name if engine else None, refusal)
+        body = error_body(refusal, flat=engine is not None and engine.flat_errors)
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     if refusal.status in (408, 413):

@@ -11,7 +11,8 @@ from typing import Any
 
 import orjson
 
-from capture.engines.base import COMPLETIONS, Reader
+from capture.engines.reader import Reader
+from capture.engines.wires import COMPLETIONS
 from capture.journal.redact import redact, redact_text, secrets_seen
 from capture.record import FIELDS, TokenCapture, Unavailable
 from capture.unavailable import why

@@ -73,7 +73,7 @@ class TranslatedExchange(Exchange):
         if data.strip() == b"[DONE]":
             self._holding = self._done = True
             return b""
-        first = not reader.began
+        first = not reader.started
         chunk = reader.chunk(data)
         if reader.finished or reader.error is not None:
             self._holding = True
@@ -115,7 +115,7 @@ class TranslatedExchange(Exchange):
             return
         chat = loads(given) if self.request.streams else reader.assembled()
         if not isinstance(chat, dict) or not chat.get("choices"):
-            reader.began = False  # nothing of it was an answer
+            reader.started = False  # nothing of it was an answer
             raise UpstreamBroke(NO_CHAT)
         self._acquaint()
         if not self.request.streams:

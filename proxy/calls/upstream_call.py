@@ -6,7 +6,9 @@ import logging
 import time
 from dataclasses import dataclass
 
-from capture.engines.base import CaptureOptions, Engine, Reader, UpstreamRequest
+from capture.engines.base import Engine
+from capture.engines.reader import Reader
+from capture.engines.request import CaptureOptions, UpstreamRequest
 from capture.record import TokenCapture
 from proxy.admin.metrics import Metrics
 from proxy.calls.journal_line import Facts
@@ -147,14 +149,14 @@ class UpstreamCall:
     async def _post(self, replica: Replica, engine: Engine, wants: CaptureOptions) -> Response:
         try:
             self.ask, self._made = self._asks(engine, wants), None  # its body may be changed from here on
-            self.reader = engine.reader(self.route.wire, self.request.upstream, self.ask)
+            self.reader = Reader(engine, self.route.wire, self.request.upstream, self.ask)
             self.reader.prompt_before = self.session.prompt
         except Exception as error:
             self._capture_failed(error)
             self.ask = UpstreamRequest(dict(self.request.upstream))
-            self.reader = Engine().reader(self.route.wire, self.request.upstream, self.ask)
+            self.reader = Reader(Engine(), self.route.wire, self.request.upstream, self.ask)
         if self.plan.prompt is not None and wants.capture:
-            engine.put_prompt(self.ask.body, self.plan.prompt)
+            engine.set_prompt_ids(self.ask.body, self.plan.prompt)
         body = self.request.dump(self.ask.body)
         headers = [
             *self.agent.upstream_headers(),

@@ -259,7 +259,7 @@ class Connection(asyncio.Protocol):
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a request failed by a fault of the proxy's own (%s); please report it", error, exc_info=error)
             if not agent.started:
-                agent.answer(500, JSON_HEADERS, error_body(None, Refusal(500, FAILED)))
+                agent.answer(500, JSON_HEADERS, error_body(Refusal(500, FAILED)))
         if not agent.ended:
             self.answered(agent)
 

@@ -82,7 +82,7 @@ def _reply(engine: Engine, body: dict[str, Any], choice: dict[str, Any], capture
     if capture is None or not ids or "completion_token_ids" in capture.unavailable:
         return Reply(said, b"", unusable="parent_incomplete")
     sampled = ids.text
-    ended = engine.ended(choice, body)
+    ended = engine.reply_end(choice, body)
     if ended == "stop_token":
         return Reply(said, sampled, stop=int(sampled.rpartition(b",")[2]))
     if ended != "cut":

@@ -15,8 +15,9 @@ from typing import Any
 
 import orjson
 
-from capture.engines.answer.reader import Reader
-from capture.engines.base import CHAT, Engine
+from capture.engines.base import Engine
+from capture.engines.reader import Reader
+from capture.engines.wires import CHAT
 from capture.record import Ids, TokenCapture
 from capture.token_in.bridge import NOTHING_TO_BRIDGE, REASONS
 from capture.token_in.parent import Conversation, Parent, parent
@@ -112,7 +113,7 @@ class TokenIn:
             return "opened_again" if found == "begins" and now.replies and self.opened_again else found
         self.held.used(found.held)
         plan.continues = found.held.call
-        if engine.brings_prompt(body):
+        if engine.has_prompt_ids(body):
             return "own_prompt_ids"
         if _has_media(body["messages"]):
             return "media"

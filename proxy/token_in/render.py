@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from capture.engines.base import Engine, Question
+from capture.engines.base import Engine
+from capture.engines.request import FollowUp
 from capture.record import Ids
 from capture.token_in.bridge import (
     PROBES,
@@ -152,24 +153,24 @@ class Bridging:
         ours, theirs = await self._read(made.ours, made.theirs)
         return reads_alike(ours, theirs, begun=not made.whole)
 
-    def _question(self, messages: Sequence[Any], *, to_be_answered: bool = True) -> Question:
+    def _question(self, messages: Sequence[Any], *, to_be_answered: bool = True) -> FollowUp:
         return self.engine.render(self.body, list(messages), to_be_answered=to_be_answered)
 
-    async def _render(self, questions: Sequence[Question]) -> list[Ids]:
-        made = [self.engine.rendered(answer) for answer in await self._ask(questions)]
+    async def _render(self, questions: Sequence[FollowUp]) -> list[Ids]:
+        made = [self.engine.parse_rendered(answer) for answer in await self._ask(questions)]
         found = [one for one in made if one is not None]
         if len(found) < len(questions):
             raise NoBridge("no_rendering")
         return found
 
     async def _read(self, *ids: Ids) -> list[str]:
-        answers = await self._ask([self.engine.read(one) for one in ids])
-        texts = [text for answer in answers if (text := self.engine.said(answer)) is not None]
+        answers = await self._ask([self.engine.detokenize(one) for one in ids])
+        texts = [text for answer in answers if (text := self.engine.parse_detokenized(answer)) is not None]
         if len(texts) < len(ids):
             raise NoBridge("no_rendering")
         return texts
 
-    async def _ask(self, questions: Sequence[Question]) -> list[Any]:
+    async def _ask(self, questions: Sequence[FollowUp]) -> list[Any]:
         async with asyncio.timeout(PATIENCE):
             return await asyncio.gather(
                 *(self.replica.get_json(path, method="POST", body=body) for path, body in questions)

@@ -8,7 +8,8 @@ from typing import Any
 
 import orjson
 
-from capture.engines.base import CaptureOptions
+from capture.engines.reader import Reader
+from capture.engines.request import CaptureOptions
 from capture.record import TokenCapture
 from capture.sse import Decoder
 from capture.token_in.bridge import REASONS
@@ -74,7 +75,7 @@ async def probe(replica: Replica, settings: Settings) -> tuple[bool, str]:
         "stream": True,
     }
     ask = engine.ask(WIRE, body, CaptureOptions(top_logprobs=settings.top_logprobs, buffered=settings.buffered))
-    reader = engine.reader(WIRE, body, ask)
+    reader = Reader(engine, WIRE, body, ask)
     payload = orjson.dumps(ask.body)
     extra = [(key.encode(), value.encode()) for key, value in ask.headers.items()]
     response = await replica.client.send("POST", PATH, replica.auth(extra, payload), payload)
@@ -86,7 +87,7 @@ async def probe(replica: Replica, settings: Settings) -> tuple[bool, str]:
         hint = "check --upstream-key" if response.status == 401 else "check the engine and its model"
         return False, f"{name} answered the probe with HTTP {response.status} ({_message(data)}); {hint}"
     if ask.unstreamed:
-        await replica.answer_questions(engine, reader)
+        await replica.answer_follow_ups(engine, reader)
         reader.body(data)
     else:
         decoder = Decoder()

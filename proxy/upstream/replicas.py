@@ -12,8 +12,10 @@ from typing import Any, TypeVar, cast
 
 import orjson
 
-from capture.engines import detect, engine, sampling_defaults
-from capture.engines.base import Engine, Question, Reader
+from capture.engines import IDENTITY_ROUTES, detect, engine
+from capture.engines.base import Engine
+from capture.engines.reader import Reader
+from capture.engines.request import FollowUp
 from proxy.dialects.chat import dumps
 from proxy.errors import UpstreamError
 from proxy.http.headers import Headers
@@ -71,7 +73,7 @@ class Replica:
         async with self._detecting:
             if self.engine is None or self.doubted:
                 name, version, unsure = self.engine_name, None, False
-                if name in ("auto", "vllm", "sglang", "llamacpp"):
+                if name != Engine.name:
                     seen, version, unsure = await self._look()
                     name = seen if name == "auto" else name
                 if self.engine is not None and (self.engine.name, self.version) != (name, version):
@@ -106,11 +108,11 @@ class Replica:
         answers: dict[str, Any] = {}
         status = 0
         self.sampling_defaults = None
-        for path in ("/version", "/get_model_info", "/server_info", "/props", "/v1/models"):
+        for path in IDENTITY_ROUTES:
             status, answers[path] = await self._answer("GET", path, None)
             found = detect(answers)
             if found is not None:
-                self.sampling_defaults = sampling_defaults(answers)
+                self.sampling_defaults = engine(found[0]).sampling_defaults(answers)
                 return *found, False
         return "other", None, status >= 500
 
@@ -136,19 +138,19 @@ class Replica:
         except orjson.JSONDecodeError:
             return 200, None
 
-    async def answer_questions(self, engine: Engine, reader: Reader) -> None:
+    async def answer_follow_ups(self, engine: Engine, reader: Reader) -> None:
         """Asks what the engine's answer does not say and its other routes do (llama.cpp: the prompt's ids)."""
-        questions = engine.questions(reader)
-        if questions is not None:
+        follow_ups = engine.follow_ups(reader)
+        if follow_ups is not None:
             with suppress(UpstreamError, RecursionError):  # nested deeper than it can be written: not asked
-                await self.ask(questions)
+                await self.ask(follow_ups)
 
-    async def ask(self, questions: Generator[Question, Any, T]) -> T:
-        """What the questions come to, each answered with JSON or None. Raises `UpstreamError`."""
+    async def ask(self, follow_ups: Generator[FollowUp, Any, T]) -> T:
+        """What the follow-ups come to, each answered with JSON or None. Raises `UpstreamError`."""
         try:
-            path, body = next(questions)
+            path, body = next(follow_ups)
             while True:
-                path, body = questions.send(await self.get_json(path, method="POST", body=body))
+                path, body = follow_ups.send(await self.get_json(path, method="POST", body=body))
         except StopIteration as end:
             return cast(T, end.value)
 

@@ -10,11 +10,15 @@ from typing import Any
 
 import httpx
 
+import capture.engines
+from capture.engines.base import Engine
 from proxy import TOKEN_LOGPROBS, SettingsError, read_capture, read_top_logprobs
 from sandbox.errors import JobError
 
 #: Prefix of `-m` -> the engine's name for the proxy. Hosted APIs are recorded without tokens.
-ENGINES = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "openai": "other"}
+ENGINES = {cls.name: cls.name for cls in capture.engines.ENGINES} | {"openai": Engine.name}
+#: For people: vllm/NAME, ... or openai/NAME.
+MODEL_FORMS = " or ".join((", ".join(f"{prefix}/NAME" for prefix in list(ENGINES)[:-1]), f"{list(ENGINES)[-1]}/NAME"))
 BASE_URL, API_KEY = "BENCHFLOW_PROVIDER_BASE_URL", "BENCHFLOW_PROVIDER_API_KEY"
 HOSTED = "https://api.openai.com/v1"
 
@@ -42,7 +46,7 @@ class Provider:
 def read_provider(model: str | None, env: Mapping[str, str]) -> Provider:
     """The provider of `-m MODEL` and the variables of `--agent-env`. Raises `JobError`."""
     if not model:
-        raise JobError("this agent needs a model; give -m vllm/NAME (or sglang/, llamacpp/, openai/)")
+        raise JobError(f"this agent needs a model; give -m {MODEL_FORMS}")
     prefix, slash, served = model.partition("/")
     if not slash or prefix not in ENGINES or not served:
         near = difflib.get_close_matches(prefix, ENGINES, n=1) if slash else []

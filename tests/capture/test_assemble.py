@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from capture.assemble import Assembler, stream_of, without_ids
 from capture.engines import engine
-from capture.engines.base import CHAT, CaptureOptions
+from capture.engines.reader import Reader
+from capture.engines.request import CaptureOptions
+from capture.engines.wires import CHAT
 from capture.sse import Decoder
 from capture.surrogates import SurrogateJoiner
 from capture.tool_calls import ToolCalls
@@ -209,7 +211,7 @@ def test_a_body_streamed_cut_anywhere_and_assembled_is_the_body(
     data = b"".join(b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in chunks) + b"data: [DONE]\n\n"
     request = {"stream": True, "n": len(messages)}
     vllm = engine("vllm")
-    reader = vllm.reader(CHAT, request, vllm.ask(CHAT, request, CaptureOptions()))
+    reader = Reader(vllm, CHAT, request, vllm.ask(CHAT, request, CaptureOptions()))
     decoder = Decoder()
     position = turn = 0
     while position < len(data):

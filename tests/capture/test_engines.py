@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from capture.engines import NAMES, detect, engine, sampling_defaults
-from capture.engines.base import CHAT, COMPLETIONS, CaptureOptions, Reader
+from capture.engines import ENGINES, NAMES, detect, engine
+from capture.engines.reader import Reader
+from capture.engines.request import CaptureOptions
+from capture.engines.wires import CHAT, COMPLETIONS
 from capture.errors import CaptureError
 from capture.record import FIELDS, REASONS, TokenCapture
 from capture.unavailable import CODES, why
@@ -22,7 +26,7 @@ def read(
 ) -> tuple[Reader, TokenCapture, Any]:
     """An unstreamed answer read by an engine's reader: the reader, the capture, and what the agent gets."""
     one = engine(name)
-    reader = one.reader(wire, request, one.ask(wire, request, wants or CaptureOptions()))
+    reader = Reader(one, wire, request, one.ask(wire, request, wants or CaptureOptions()))
     given = json.loads(reader.body(json.dumps(answer).encode()))
     return reader, reader.capture("ok", status=200), given
 
@@ -30,7 +34,7 @@ def read(
 def streamed(chunks: list[Any], *, name: str = "vllm", **request: Any) -> tuple[TokenCapture, list[Any]]:
     one = engine(name)
     body = {"stream": True, **request}
-    reader = one.reader(CHAT, body, one.ask(CHAT, body, CaptureOptions()))
+    reader = Reader(one, CHAT, body, one.ask(CHAT, body, CaptureOptions()))
     seen = [reader.event(json.dumps(chunk).encode()) for chunk in chunks]
     return reader.capture("ok", status=200), [json.loads(data) for data in seen if data is not None]
 
@@ -417,7 +421,7 @@ def test_a_large_prompt_is_taken_out_within_five_milliseconds() -> None:
     best = 1.0
     for _ in range(7):
         one = engine("vllm")
-        reader = one.reader(CHAT, {"stream": True}, one.ask(CHAT, {"stream": True}, CaptureOptions()))
+        reader = Reader(one, CHAT, {"stream": True}, one.ask(CHAT, {"stream": True}, CaptureOptions()))
         began = time.perf_counter()
         given = reader.event(data)
         best = min(best, time.perf_counter() - began)
@@ -432,12 +436,12 @@ def test_errors_in_a_stream_and_in_a_whole_answer_fail_the_call_and_go_to_the_ag
     for error in ({"error": {"message": "boom"}}, {"object": "error", "message": "boom"},
                   {"choices": [], "error": {"message": "boom"}}):  # fmt: skip
         data = json.dumps(error).encode()
-        reader = one.reader(CHAT, {"stream": True}, one.ask(CHAT, {"stream": True}, CaptureOptions()))
+        reader = Reader(one, CHAT, {"stream": True}, one.ask(CHAT, {"stream": True}, CaptureOptions()))
         reader.event(json.dumps({"choices": [{"index": 0, "delta": {"content": "a"}}]}).encode())
         assert reader.event(data) is data and reader.error == error
         assert "boom" in json.dumps(reader.assembled()) and '"a"' in json.dumps(reader.assembled())
         assert set(codes(reader.capture("truncated", status=200)).values()) == {"stream_error"}
-        whole = one.reader(CHAT, {}, one.ask(CHAT, {}, CaptureOptions()))
+        whole = Reader(one, CHAT, {}, one.ask(CHAT, {}, CaptureOptions()))
         whole.body(data)
         assert set(codes(whole.capture("ok", status=200)).values()) == {"stream_error"}
 
@@ -445,7 +449,7 @@ def test_errors_in_a_stream_and_in_a_whole_answer_fail_the_call_and_go_to_the_ag
 @pytest.mark.parametrize(("name", "lost"), [("vllm", "stream_aborted"), ("sglang", "ids_lost_stream_aborted")])
 def test_a_stream_that_the_agent_left_keeps_what_had_come(name: str, lost: str) -> None:
     one = engine(name)
-    reader = one.reader(CHAT, {"stream": True}, one.ask(CHAT, {"stream": True}, CaptureOptions()))
+    reader = Reader(one, CHAT, {"stream": True}, one.ask(CHAT, {"stream": True}, CaptureOptions()))
     step = {"index": 0, "delta": {"content": "a"}, **entries(-0.5)}
     if name == "vllm":
         step["token_ids"] = [7]
@@ -458,7 +462,7 @@ def test_a_stream_that_the_agent_left_keeps_what_had_come(name: str, lost: str) 
 
 def test_a_refused_call_has_no_tokens() -> None:
     one = engine("vllm")
-    reader = one.reader(CHAT, {}, one.ask(CHAT, {}, CaptureOptions()))
+    reader = Reader(one, CHAT, {}, one.ask(CHAT, {}, CaptureOptions()))
     capture = reader.capture("error", status=503)
     assert set(codes(capture).values()) == {"upstream_http_error"}
     assert "503" in capture.unavailable["logprobs"].detail
@@ -467,7 +471,7 @@ def test_a_refused_call_has_no_tokens() -> None:
 def test_another_api_is_asked_nothing_and_loses_nothing() -> None:
     one = engine("other")
     body = {"stream": True, "logprobs": True}
-    reader = one.reader(CHAT, body, one.ask(CHAT, body, CaptureOptions()))
+    reader = Reader(one, CHAT, body, one.ask(CHAT, body, CaptureOptions()))
     for chunk in ({"choices": [{"index": 0, "delta": {}}]}, {"choices": [], "usage": {"completion_tokens": 1}}):
         data = json.dumps(chunk).encode()
         assert reader.event(data) is data
@@ -479,7 +483,7 @@ def test_another_api_is_asked_nothing_and_loses_nothing() -> None:
 
 def test_an_event_that_is_no_json_costs_nothing_where_the_counts_agree() -> None:
     one = engine("vllm")
-    reader = one.reader(CHAT, {"stream": True}, one.ask(CHAT, {"stream": True}, CaptureOptions()))
+    reader = Reader(one, CHAT, {"stream": True}, one.ask(CHAT, {"stream": True}, CaptureOptions()))
     end = {"index": 0, "delta": {"content": "a"}, "token_ids": [7], "finish_reason": "stop", **entries(-0.5)}
     usage = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}
     assert reader.event(b"ping") == b"ping"
@@ -491,7 +495,7 @@ def test_an_event_that_is_no_json_costs_nothing_where_the_counts_agree() -> None
 @pytest.mark.parametrize("odd", [b'"\\ud83d"', b"NaN", b"-Infinity"])
 def test_json_that_only_python_writes_goes_out_as_it_came(odd: bytes) -> None:
     one = engine("vllm")
-    reader = one.reader(CHAT, {}, one.ask(CHAT, {}, CaptureOptions()))
+    reader = Reader(one, CHAT, {}, one.ask(CHAT, {}, CaptureOptions()))
     data = b'{"choices":[{"index":0,"message":{"content":"a"},"odd":' + odd + b',"token_ids":[1]}]}'
     assert reader.body(data) == data.replace(b"[1]", b"null")
 
@@ -508,7 +512,7 @@ def test_a_count_beside_a_choice_is_taken_out_and_the_choice_is_not() -> None:
 def test_a_call_is_finished_when_every_choice_is() -> None:
     one = engine("vllm")
     body = {"stream": True, "n": 2}
-    reader = one.reader(CHAT, body, one.ask(CHAT, body, CaptureOptions()))
+    reader = Reader(one, CHAT, body, one.ask(CHAT, body, CaptureOptions()))
     for index, finished in ((0, False), (0, False), (1, True)):
         reader.event(json.dumps({"choices": [{"index": index, "delta": {}, "finish_reason": "stop"}]}).encode())
         assert reader.finished is finished
@@ -516,7 +520,7 @@ def test_a_call_is_finished_when_every_choice_is() -> None:
 
 def test_unreadable_events_are_passed_on_and_noted() -> None:
     one = engine("vllm")
-    reader = one.reader(CHAT, {"stream": True}, one.ask(CHAT, {"stream": True}, CaptureOptions()))
+    reader = Reader(one, CHAT, {"stream": True}, one.ask(CHAT, {"stream": True}, CaptureOptions()))
     for data in (b"{broken", b'"text"', b"[1]", b"\xff\xfe", b""):
         assert reader.event(data) is data
     capture = reader.capture("ok", status=200)
@@ -533,13 +537,29 @@ def test_engines_are_told_apart() -> None:
     assert detect({"/v1/models": {"data": [{"id": "m", "owned_by": "openai"}]}}) is None
 
 
+def test_an_engine_is_named_in_its_own_file_only() -> None:
+    """Options, model prefixes, detection and error shapes follow from the entry in `ENGINES`."""
+    root = Path(__file__).parents[2]
+    named = {
+        str(path.relative_to(root))
+        for room in ("capture", "proxy", "sandbox", "train")
+        for path in (root / room).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in {cls.name for cls in ENGINES}
+    }
+    own = {f"capture/engines/{cls.name}.py" for cls in ENGINES}
+    # The demo starts llama.cpp itself.
+    assert named - {"sandbox/demo/captures.py", "sandbox/demo/rollouts.py"} == own
+
+
 def test_sampling_defaults_are_known_where_the_engine_says_them() -> None:
     """`/server_info` as SGLang 0.5.23 answers it, `/props` as llama.cpp does; a model's own file nobody tells."""
-    assert sampling_defaults({"/server_info": {"version": "0.5.23", "sampling_defaults": "model"}}) is None
-    told = sampling_defaults({"/server_info": {"version": "0.5.23", "sampling_defaults": "openai"}})
-    assert told == {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+    sglang, llamacpp = engine("sglang"), engine("llamacpp")
+    assert sglang.sampling_defaults({"/server_info": {"version": "0.5.23", "sampling_defaults": "model"}}) is None
+    own = sglang.sampling_defaults({"/server_info": {"version": "0.5.23", "sampling_defaults": "openai"}})
+    assert own == {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
     props = {"default_generation_settings": {"params": {"temperature": 0.8, "top_k": 40, "seed": 1}, "n_ctx": 4096}}
-    assert sampling_defaults({"/props": props}) == {"temperature": 0.8, "top_k": 40}
-    assert sampling_defaults({"/version": {"version": "0.32.0"}}) is None
+    assert llamacpp.sampling_defaults({"/props": props}) == {"temperature": 0.8, "top_k": 40}
+    assert engine("vllm").sampling_defaults({"/version": {"version": "0.32.0"}}) is None
     with pytest.raises(CaptureError, match="unknown engine"):
         engine("vlm")

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from capture.assemble import stream_of
 from capture.engines import NAMES, engine
-from capture.engines.base import CHAT, COMPLETIONS, CaptureOptions
+from capture.engines.reader import Reader
+from capture.engines.request import CaptureOptions
+from capture.engines.wires import CHAT, COMPLETIONS
 
 #: Every key that the reader looks at.
 KEYS = (
@@ -55,7 +57,7 @@ def test_no_answer_however_wrong_is_an_exception(
 ) -> None:
     one = engine(name)
     for whole in (False, True):
-        reader = one.reader(wire, request_body, one.ask(wire, request_body, CaptureOptions(top_logprobs=2)))
+        reader = Reader(one, wire, request_body, one.ask(wire, request_body, CaptureOptions(top_logprobs=2)))
         for chunk in chunks:
             data = json.dumps(chunk).encode()
             given = reader.body(data) if whole else reader.event(data)

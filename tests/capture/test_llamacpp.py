@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from capture.engines import engine
-from capture.engines.base import CHAT, COMPLETIONS, CaptureOptions
+from capture.engines.reader import Reader
+from capture.engines.request import CaptureOptions
+from capture.engines.wires import CHAT, COMPLETIONS
 from capture.record import TokenCapture
 
 PROMPT = [1, 2, 3]
@@ -32,10 +34,10 @@ def asked_llama(choices: list[Any], told: int, **request: Any) -> tuple[TokenCap
     """A llama.cpp call with its side questions answered: the capture, the routes asked, what the agent gets."""
     one = engine("llamacpp")
     body = {"messages": [{"role": "user", "content": "hi"}], **request}
-    reader = one.reader(CHAT, body, one.ask(CHAT, body, CaptureOptions()))
+    reader = Reader(one, CHAT, body, one.ask(CHAT, body, CaptureOptions()))
     answers = iter([{"prompt": "<s>hi"}, {"tokens": PROMPT}])
     asked: list[str] = []
-    questions = one.questions(reader)
+    questions = one.follow_ups(reader)
     if questions is not None:
         try:
             asked.append(next(questions)[0])
@@ -95,8 +97,8 @@ def test_llamacpp_without_its_side_routes_or_with_an_image_says_so() -> None:
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
     for messages, code in (([{"role": "user", "content": "x"}], "prompt_route_missing"), (image, "prompt_has_media")):
         body = {"messages": messages}
-        reader = one.reader(CHAT, body, one.ask(CHAT, body, CaptureOptions()))
-        questions = one.questions(reader)
+        reader = Reader(one, CHAT, body, one.ask(CHAT, body, CaptureOptions()))
+        questions = one.follow_ups(reader)
         assert questions is not None
         with pytest.raises(StopIteration):
             next(questions)
@@ -129,7 +131,7 @@ def test_llamacpp_reads_a_number_as_that_many_alternatives() -> None:
 def test_llamacpp_completions_carry_null_where_nobody_asked(body: Any) -> None:
     one = engine("llamacpp")
     request = {"prompt": "a", **body}
-    reader = one.reader(COMPLETIONS, request, one.ask(COMPLETIONS, request, CaptureOptions()))
+    reader = Reader(one, COMPLETIONS, request, one.ask(COMPLETIONS, request, CaptureOptions()))
     choice = {"text": "a", "index": 0, "logprobs": llama(1)["logprobs"], "finish_reason": "length"}
     data = json.dumps({"choices": [choice], "usage": {"completion_tokens": 1}}).encode()
     assert json.loads(reader.body(data))["choices"] == [{**choice, "logprobs": None}]
@@ -138,10 +140,10 @@ def test_llamacpp_completions_carry_null_where_nobody_asked(body: Any) -> None:
 def test_llamacpp_knows_no_echo() -> None:
     one = engine("llamacpp")
     request = {"prompt": [1, 2, 3], "echo": True}
-    reader = one.reader(COMPLETIONS, request, one.ask(COMPLETIONS, request, CaptureOptions()))
+    reader = Reader(one, COMPLETIONS, request, one.ask(COMPLETIONS, request, CaptureOptions()))
     choice = {"text": "a", "index": 0, "logprobs": llama(2)["logprobs"], "finish_reason": "length"}
     usage = {"prompt_tokens": 3, "completion_tokens": 2}
-    questions = one.questions(reader)
+    questions = one.follow_ups(reader)
     assert questions is not None and list(questions) == [], "the prompt's ids are the request's own"
     reader.body(json.dumps({"choices": [choice], "usage": usage}).encode())
     capture = reader.capture("ok", status=200)

@@ -10,7 +10,9 @@ import orjson
 import pytest
 
 from capture.engines import engine
-from capture.engines.base import CHAT, CaptureOptions
+from capture.engines.reader import Reader
+from capture.engines.request import CaptureOptions
+from capture.engines.wires import CHAT
 from capture.record import Ids
 from capture.sse import Decoder
 
@@ -25,7 +27,7 @@ def ended(name: str) -> list[str]:
     kind = engine(name.split("/")[0])
     body: dict[str, Any] = told["body"]
     ask = kind.ask(CHAT, body, CaptureOptions())
-    reader = kind.reader(CHAT, body, ask)
+    reader = Reader(kind, CHAT, body, ask)
     if body.get("stream"):
         decoder = Decoder()
         for event in [*decoder.feed(data), *decoder.flush()]:
@@ -33,7 +35,7 @@ def ended(name: str) -> list[str]:
                 reader.event(event.data)
     else:
         reader.body(data)
-    return [kind.ended(choice, body) for choice in reader.assembled()["choices"]]
+    return [kind.reply_end(choice, body) for choice in reader.assembled()["choices"]]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,7 @@ def test_a_recorded_reply_ended_as_it_did(name: str, how: str) -> None:
     ],
 )
 def test_how_a_reply_of_vllm_ended(choice: dict[str, Any], body: dict[str, Any], how: str) -> None:
-    assert engine("vllm").ended(choice, body) == how
+    assert engine("vllm").reply_end(choice, body) == how
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,7 @@ def test_how_a_reply_of_vllm_ended(choice: dict[str, Any], body: dict[str, Any],
     ],
 )
 def test_how_a_reply_of_sglang_ended(choice: dict[str, Any], body: dict[str, Any], how: str) -> None:
-    assert engine("sglang").ended(choice, body) == how
+    assert engine("sglang").reply_end(choice, body) == how
 
 
 def test_vllm_renders_what_its_chat_route_would() -> None:
@@ -119,16 +121,20 @@ def test_sglang_renders_a_request_as_its_chat_route_and_messages_as_they_stand()
 )
 def test_where_prompt_ids_go(name: str, field: str, answer: dict[str, Any]) -> None:
     one, body = engine(name), {"messages": MESSAGES}
-    assert one.takes_prompt_ids and not one.brings_prompt(body)
-    one.put_prompt(body, Ids.of([1, 2]))
+    assert one.takes_prompt_ids and not one.has_prompt_ids(body)
+    one.set_prompt_ids(body, Ids.of([1, 2]))
     given = orjson.loads(orjson.dumps(body))[field]
     assert given in ([1, 2], {"prompt_token_ids": [1, 2]})
-    assert one.brings_prompt(body)
-    path, asked = one.read(Ids.of([1, 2]))
+    assert one.has_prompt_ids(body)
+    path, asked = one.detokenize(Ids.of([1, 2]))
     assert path == "/detokenize" and orjson.loads(orjson.dumps(asked))["tokens"] == [1, 2]
-    assert one.said(answer) == "hi" and one.said({}) is None and one.said(None) is None
-    assert one.rendered({"tokens": [1, 2]}) == [1, 2]
-    assert one.rendered({"tokens": [[1]]}) is None and one.rendered(None) is None
+    assert (
+        one.parse_detokenized(answer) == "hi"
+        and one.parse_detokenized({}) is None
+        and one.parse_detokenized(None) is None
+    )
+    assert one.parse_rendered({"tokens": [1, 2]}) == [1, 2]
+    assert one.parse_rendered({"tokens": [[1]]}) is None and one.parse_rendered(None) is None
 
 
 @pytest.mark.parametrize("name", ["llamacpp", "other"])

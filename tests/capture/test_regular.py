@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capture.engines import engine
-from capture.engines.answer import reader as readers
+from capture.engines import reader as readers
 from capture.engines.answer.choices import Sampled
 from capture.engines.answer.fast_chunk import opening, parts
-from capture.engines.base import CHAT, CaptureOptions, Reader
+from capture.engines.reader import Reader
+from capture.engines.request import CaptureOptions
+from capture.engines.wires import CHAT
 from capture.sse import Decoder
 
 VLLM = Path(__file__).parent / "transcripts/vllm"
@@ -29,7 +31,7 @@ HEAD = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 179596
 
 def told(events: list[bytes], body: dict[str, Any]) -> tuple[Any, ...]:
     vllm = engine("vllm")
-    reader: Reader = vllm.reader(CHAT, body, vllm.ask(CHAT, body, CaptureOptions()))
+    reader: Reader = Reader(vllm, CHAT, body, vllm.ask(CHAT, body, CaptureOptions()))
     out = [reader.event(data) for data in events]
     out.append(reader.rest())
     return out, reader.capture("ok", status=200), reader.assembled(), reader.finished
@@ -38,7 +40,7 @@ def told(events: list[bytes], body: dict[str, Any]) -> tuple[Any, ...]:
 def heard(events: list[bytes], body: dict[str, Any]) -> tuple[Any, ...]:
     """What a dialect hears of the same stream: it takes these fields and no other."""
     vllm = engine("vllm")
-    reader: Reader = vllm.reader(CHAT, body, vllm.ask(CHAT, body, CaptureOptions()))
+    reader: Reader = Reader(vllm, CHAT, body, vllm.ask(CHAT, body, CaptureOptions()))
     out = []
     for data in events:
         chunk = reader.chunk(data) or {}
@@ -78,7 +80,7 @@ def test_a_count_that_comes_before_the_text_is_read_in_every_chunk(monkeypatch: 
 
 def test_a_dialect_hears_of_a_regular_chunk_its_text_alone() -> None:
     vllm = engine("vllm")
-    reader: Reader = vllm.reader(CHAT, BODY, vllm.ask(CHAT, BODY, CaptureOptions()))
+    reader: Reader = Reader(vllm, CHAT, BODY, vllm.ask(CHAT, BODY, CaptureOptions()))
     events = Decoder().feed((VLLM / "chat-plain-length-stream.body").read_bytes())
     given = [reader.chunk(one.data) for one in events if one.data and one.data != b"[DONE]"]
     short = [one for one in given if one is not None and set(one) == {"choices"}]
@@ -194,7 +196,7 @@ def test_long_prompts_are_cut_out_or_parsed_to_the_same(
         with monkeypatch.context() as patch:
             patch.setattr(readers, "_PROMPT_KEYS", keys)
             vllm = engine("vllm")
-            reader: Reader = vllm.reader(CHAT, unstreamed, vllm.ask(CHAT, unstreamed, CaptureOptions()))
+            reader: Reader = Reader(vllm, CHAT, unstreamed, vllm.ask(CHAT, unstreamed, CaptureOptions()))
             answers.append((reader.body(whole), reader.capture("ok", status=200), reader.assembled()))
     assert answers[0] == answers[1]
 
@@ -235,7 +237,7 @@ def test_ids_that_are_no_prompts_stay_where_they_are() -> None:
     vllm = engine("vllm")
     body = {**BODY, "stream": False}
     for told in ({}, {"prompt_token_ids": [5, 6]}, {"prompt_token_ids": strange["prompt_token_ids"]}):
-        reader: Reader = vllm.reader(CHAT, body, vllm.ask(CHAT, body, CaptureOptions()))
+        reader: Reader = Reader(vllm, CHAT, body, vllm.ask(CHAT, body, CaptureOptions()))
         choice = {**said, "logprobs": {"content": [entry]}}
         whole = {**HEAD, "choices": [choice], "kv_transfer_params": strange, **told}
         given = json.loads(reader.body(written(whole, False)))

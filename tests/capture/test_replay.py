@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from capture.engines import engine
-from capture.engines.base import CHAT, COMPLETIONS, CaptureOptions, Reader
+from capture.engines.reader import Reader
+from capture.engines.request import CaptureOptions
+from capture.engines.wires import CHAT, COMPLETIONS
 from capture.sse import Decoder
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
@@ -56,7 +58,7 @@ class Replay:
         ask = self.engine.ask(self.wire, self.body, CaptureOptions())
         if agent_asks:  # somebody asked; the reader must still find everything
             ask.injected = ask.injected or ("logprobs",)
-        self.reader: Reader = self.engine.reader(self.wire, self.body, ask)
+        self.reader: Reader = Reader(self.engine, self.wire, self.body, ask)
         self.agent: list[Any] = []
         self.outcome = "ok"
         self._play(size)

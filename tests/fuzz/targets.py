@@ -22,7 +22,9 @@ from hypothesis import strategies as st
 
 from capture.assemble import Assembler, stream_of, without_ids
 from capture.engines import NAMES, engine
-from capture.engines.base import CHAT, COMPLETIONS, CaptureOptions, Reader
+from capture.engines.reader import Reader
+from capture.engines.request import CaptureOptions
+from capture.engines.wires import CHAT, COMPLETIONS
 from capture.errors import CaptureError
 from capture.journal.journal import JournalReader
 from capture.journal.redact import redact
@@ -100,7 +102,7 @@ REQUESTS: list[dict[str, Any]] = [
 def reader_of(name: str, wire: str, body: dict[str, Any], stream: bool) -> Reader:
     request = {**body, "stream": True} if stream else body
     one = engine(name)
-    return one.reader(wire, request, one.ask(wire, request, CaptureOptions(top_logprobs=1)))
+    return Reader(one, wire, request, one.ask(wire, request, CaptureOptions(top_logprobs=1)))
 
 
 @target(changed(STREAMS), CUTS, st.sampled_from(NAMES), st.sampled_from((CHAT, COMPLETIONS)), st.sampled_from(REQUESTS))

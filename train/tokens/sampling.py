@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import orjson
 
+from capture.engines import tool_grammar
 from capture.journal.journal import Call
 
 #: Parameters and the values at which they change nothing. None of them may be unknown for sampling to be plain.
@@ -85,8 +86,9 @@ def not_plain(call: Call) -> list[str]:
     """What makes the sampling of a call other than plain, in words; empty where nothing does."""
     told = sampling_of(call)
     found = list(_words(orjson.dumps([told["sent"], told["engine_defaults"] or {}], default=str)))
-    if call.engine == "llamacpp" and told["sent"].get("tool_choice") != "none" and call.offers_tools:
-        found.insert(0, "llama.cpp's tool grammar")
+    grammar = tool_grammar(call.engine)
+    if grammar is not None and told["sent"].get("tool_choice") != "none" and call.offers_tools:
+        found.insert(0, grammar)
     return found
 
 

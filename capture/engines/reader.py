@@ -2,54 +2,41 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 
 from capture import json
 from capture.assemble import Assembler, without_ids
-from capture.engines.answer.choices import Sampled, prompts_cut
-from capture.engines.answer.completeness import of_cut_short, of_failed, of_finished
+from capture.engines.answer.answer import Answer
+from capture.engines.answer.choices import prompts_cut
 from capture.engines.answer.fast_chunk import MUTED, Parts, opening, parts
+from capture.engines.base import Engine
+from capture.engines.completeness import of_cut_short, of_failed, of_finished
+from capture.engines.request import UpstreamRequest
+from capture.engines.wires import CHAT
 from capture.errors import JsonError
 from capture.record import Completion, Ids, TokenCapture
-
-if TYPE_CHECKING:
-    from capture.engines.base import Engine, UpstreamRequest
-
-CHAT: Final = "openai-chat"
-COMPLETIONS: Final = "openai-completions"
 
 #: Of n choices each may come with the prompt again; where it is shorter than this it is parsed.
 CUT_AGAIN: Final = 4096
 _PROMPT_KEYS: Final = (b'"prompt_token_ids":', b'"input_ids":')
 
 
-class Reader:
+class Reader(Answer):
     """Give it the answer's events, or its whole body; then ask it for the record."""
 
-    def __init__(self, engine: Engine, wire: str, body: dict[str, Any], ask: UpstreamRequest) -> None:
+    def __init__(self, engine: Engine, wire: str, request: dict[str, Any], upstream: UpstreamRequest) -> None:
+        super().__init__(wire, request, upstream, echoes=engine.echoes_logprobs)
         self.engine = engine
-        self.wire = wire
-        self.request = body
-        self.ask = ask
-        self.hide = engine.hidden(wire, body)
+        self.hide = engine.response_filter(wire, request)
         #: The ids of an earlier prompt, which this call's may go on from: what is the same is not checked again.
         self.prompt_before: Ids | None = None
-        self.began = False
-        self.error: Any = None
-        self.several_prompts = wire == COMPLETIONS and prompts(body) > 1
-        self.expected = _expected(wire, body)
-        self.sampled = Sampled(
-            echo=engine.echoes_logprobs and wire == COMPLETIONS and bool(body.get("echo")),
-            top=_positive(ask.requested.get("top_logprobs")),
-        )
-        self.unreadable = False
         self._assembler = Assembler()
         self._whole: dict[str, Any] | None = None
         self._lenient = False
-        self._mutes = bool(ask.injected or ask.headers)
-        self._steps_are_ours = engine.step_is_ours(self.hide)
+        self._mutes = bool(upstream.injected or upstream.headers)
+        self._steps_are_ours = engine.empty_steps_are_ours(self.hide)
         #: Whether the chunks of one token may be read by their parts; and what they begin with, once that is known.
         self._is_regular = (
             wire == CHAT and self.expected == 1 and not self.sampled.top and self._mutes and self._steps_are_ours
@@ -57,27 +44,7 @@ class Reader:
         )  # fmt: skip
         self._begins: bytes | None = None
         self._last: bytes | None = None
-        self._keeps_last = bool(engine.on_last_chunk) and "stream_options" in ask.injected
-
-    @property
-    def finished(self) -> bool:
-        """Every choice that was asked for has its finish reason."""
-        return self.sampled.finished >= self.expected
-
-    @property
-    def streamed(self) -> bool:
-        """Whether the engine itself was asked to stream."""
-        return bool(self.request.get("stream")) and not self.ask.unstreamed
-
-    @property
-    def usage(self) -> dict[str, Any]:
-        """The engine's last word on its counts; empty while there is none."""
-        return self.sampled.usage
-
-    def told(self, name: str) -> int | None:
-        """A count of the engine's usage; None when it does not say."""
-        value = self.sampled.usage.get(name)
-        return value if type(value) is int else None
+        self._keeps_last = bool(engine.on_last_chunk) and "stream_options" in upstream.injected
 
     # a stream
 
@@ -142,7 +109,7 @@ class Reader:
 
     def _taken(self, data: bytes) -> tuple[dict[str, Any] | None, bool]:
         """The chunk, its ids, logprobs and text recorded; and whether its prompt ids were cut out of it."""
-        self.began = True
+        self.started = True
         chunk, cut = self._parsed(data)
         if not isinstance(chunk, dict):
             self.unreadable = True
@@ -179,7 +146,7 @@ class Reader:
 
     def body(self, data: bytes) -> bytes:
         """An unstreamed answer in; what the agent gets out. Never raises."""
-        self.began = True
+        self.started = True
         whole, cut = self._parsed(data)
         if not isinstance(whole, dict):
             self.unreadable = True
@@ -279,33 +246,17 @@ class Reader:
         else:
             completions = self.sampled.completions(several_prompts=self.several_prompts)
             if outcome in ("aborted", "truncated") or self.error is not None:
-                missing = of_cut_short(self, outcome, completions)
+                missing = of_cut_short(self.engine, self, outcome, completions)
             else:
-                missing = of_finished(self, completions)
+                missing = of_finished(self.engine, self, completions)
         return TokenCapture.of(
             wire=self.wire,
             provider=self.engine.name,
-            requested=self.ask.requested,
+            requested=self.upstream.requested,
             prompt_token_ids=None if self.several_prompts else self.sampled.prompt_ids(),
             completions=completions,
             unavailable=missing,
         )
-
-
-def prompts(body: dict[str, Any]) -> int:
-    """How many prompts a completions request holds."""
-    prompt = body.get("prompt")
-    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        return len(prompt)
-    return 1
-
-
-def _expected(wire: str, body: dict[str, Any]) -> int:
-    return (_positive(body.get("n")) or 1) * (prompts(body) if wire == COMPLETIONS else 1)
-
-
-def _positive(value: Any) -> int | None:
-    return value if type(value) is int and value > 0 else None
 
 
 def _is_error(body: dict[str, Any]) -> bool:

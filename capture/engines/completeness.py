@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from capture.engines.answer.answer import Answer
+from capture.engines.base import Engine
 from capture.record import FIELDS, Completion, Unavailable
 from capture.unavailable import why
-
-if TYPE_CHECKING:
-    from capture.engines.answer.reader import Reader
 
 
 def of_failed(status: int, failure: str | None = None) -> dict[str, Unavailable]:
@@ -17,69 +14,70 @@ def of_failed(status: int, failure: str | None = None) -> dict[str, Unavailable]
     return dict.fromkeys(FIELDS, reason if failure is None else Unavailable(reason.reason, reason.code, failure))
 
 
-def of_cut_short(reader: Reader, outcome: str, completions: list[Completion]) -> dict[str, Unavailable]:
+def of_cut_short(engine: Engine, answer: Answer, outcome: str, completions: list[Completion]) -> dict[str, Unavailable]:
     """Of a call that was `aborted` or `truncated`, or of which the engine said an error in the middle."""
-    missing = dict(reader.ask.unavailable)
+    missing = dict(answer.upstream.unavailable)
     code = "stream_aborted" if outcome == "aborted" else "stream_error"
-    lost = reader.engine.ids_lost_by_cut(reader) if outcome == "aborted" else code
+    lost = engine.ids_lost_by_cut(answer) if outcome == "aborted" else code
     no_ids = not completions or any(one.token_ids is None for one in completions)
     missing.setdefault("completion_token_ids", why(lost if no_ids else code))
     missing.setdefault("logprobs", why(code))
-    if reader.sampled.prompt_ids() is None:
+    if answer.sampled.prompt_ids() is None:
         missing.setdefault("prompt_token_ids", why(lost))
     return missing
 
 
-def of_finished(reader: Reader, completions: list[Completion]) -> dict[str, Unavailable]:
+def of_finished(engine: Engine, answer: Answer, completions: list[Completion]) -> dict[str, Unavailable]:
     """Of a call that was answered to its end: nothing, where the engine's own counts agree."""
-    missing = dict(reader.ask.unavailable)
+    missing = dict(answer.upstream.unavailable)
     known = set(missing)
-    hidden = reader.request.get("include_reasoning") is False
-    if len(completions) < reader.expected:
+    hidden = answer.request.get("include_reasoning") is False
+    if len(completions) < answer.expected:
         for name in ("completion_token_ids", "logprobs"):
             missing.setdefault(name, why("choices_missing" if completions else "no_choices"))
-    for choice in reader.sampled.choices.values():
+    for choice in answer.sampled.choices.values():
         if choice.malformed:
             missing.setdefault("completion_token_ids", why("ids_malformed"))
         if choice.problem:
             missing.setdefault("logprobs", why(choice.problem))
     if any(one.token_ids is None for one in completions):
-        code = "hidden_by_include_reasoning" if hidden else reader.engine.ids_missing(reader)
+        code = "hidden_by_include_reasoning" if hidden else engine.ids_missing(answer)
         sampled = sum(len(one.token_ids or ()) for one in completions)
-        told = reader.told("completion_tokens")
+        told = answer.usage_count("completion_tokens")
         missing.setdefault("completion_token_ids", why(code, sampled=sampled, told="?" if told is None else told))
     if any(one.logprobs is None for one in completions):
         missing.setdefault("logprobs", why("hidden_by_include_reasoning" if hidden else "logprobs_not_returned"))
-    _check_prompt(reader, missing)
-    _check_counts(reader, completions, missing)
-    if reader.unreadable:
+    _check_prompt(engine, answer, missing)
+    _check_counts(engine, answer, completions, missing)
+    if answer.unreadable:
         # The counts say whether the part that could not be read held anything of what is missing.
         for name in set(missing) - known:
             missing[name] = why("answer_unreadable")
     return missing
 
 
-def _check_prompt(reader: Reader, missing: dict[str, Unavailable]) -> None:
-    if reader.several_prompts:
+def _check_prompt(engine: Engine, answer: Answer, missing: dict[str, Unavailable]) -> None:
+    if answer.several_prompts:
         missing.setdefault("prompt_token_ids", why("several_prompts"))
         return
-    prompt, told = reader.sampled.prompt_ids(), reader.engine.prompt_count(reader)
+    prompt, told = answer.sampled.prompt_ids(), engine.prompt_count(answer)
     if prompt is None:
         missing.setdefault("prompt_token_ids", why("no_prompt_ids"))
     elif told is not None and told != len(prompt):
         missing.setdefault("prompt_token_ids", why("count_mismatch_usage", sampled=len(prompt), told=told))
 
 
-def _check_counts(reader: Reader, completions: list[Completion], missing: dict[str, Unavailable]) -> None:
+def _check_counts(
+    engine: Engine, answer: Answer, completions: list[Completion], missing: dict[str, Unavailable]
+) -> None:
     if "completion_token_ids" in missing:
         return
-    engine = reader.engine
     sampled = sum(len(one.token_ids or ()) for one in completions)
-    told = engine.sampled_count(reader)
+    told = engine.sampled_count(answer)
     if told is None:
-        missing["completion_token_ids"] = why(engine.count_missing(reader))
+        missing["completion_token_ids"] = why(engine.count_missing(answer))
     elif sampled != told:
-        missing["completion_token_ids"] = why(engine.ids_lost(reader, sampled, told), sampled=sampled, told=told)
+        missing["completion_token_ids"] = why(engine.ids_lost(answer, sampled, told), sampled=sampled, told=told)
     if any(len(one.logprobs or ()) != len(one.token_ids or ()) for one in completions):
         held = sum(len(one.logprobs or ()) for one in completions)
-        missing.setdefault("logprobs", why(engine.logprobs_lost(reader, sampled, held), sampled=sampled, told=held))
+        missing.setdefault("logprobs", why(engine.logprobs_lost(answer, sampled, held), sampled=sampled, told=held))
