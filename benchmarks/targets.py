@@ -178,13 +178,14 @@ class Ours(Target):
 
     name = "ours"
     asks = False
+    module = "proxy"
     more: tuple[str, ...] = ()
 
     def command(self) -> list[str]:
         self.port = free_port()
         upstream = f"http://127.0.0.1:{self.engine_port}/v1"
         return [
-            sys.executable, "-m", "proxy", "--upstream", upstream, "--port", str(self.port), "--out",
+            sys.executable, "-m", self.module, "--upstream", upstream, "--port", str(self.port), "--out",
             str(self.folder / "captures"), "--no-probe", *self.more,
         ]  # fmt: skip
 
@@ -212,6 +213,13 @@ class Ours(Target):
                         and len(choices[0]["token_ids"]) == len(choices[0]["logprobs"]) == tokens
                     )
         return calls, complete
+
+
+class OursOnUvicorn(Ours):
+    """The same with Uvicorn as its HTTP server."""
+
+    name = "ours-on-uvicorn"
+    module = "benchmarks.uvicorn_listener"
 
 
 class OursTwo(Ours):
@@ -310,7 +318,9 @@ litellm_settings:
         return {"LITELLM_MODE": "PRODUCTION", "LITELLM_LOG": "ERROR", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 
 
-TARGETS: dict[str, type[Target]] = {one.name: one for one in (Target, Nginx, Ours, OursTwo, Rllm, Litellm)}
+TARGETS: dict[str, type[Target]] = {
+    one.name: one for one in (Target, Nginx, Ours, OursOnUvicorn, OursTwo, Rllm, Litellm)
+}
 
 
 def free_port() -> int:
