@@ -139,9 +139,9 @@ def ours_coverage(job: Path, out: Path) -> int:
 
 def ours_convert(form: str, mode: str) -> Callable[[Path, Path], int]:
     def run(job: Path, out: Path) -> int:
-        from train.rows.convert import Options, convert
+        from train.rows.convert import ConvertOptions, convert
 
-        return convert(job, out, Options(format=form, row_mode=mode)).rows
+        return convert(job, out, ConvertOptions(format=form, row_mode=mode)).rows
 
     return run
 

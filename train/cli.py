@@ -38,7 +38,7 @@ COMMANDS = (
     (
         "run",
         "train.commands.sft:run_app",
-        "Start a trainer of yours on finished rollouts.",
+        "Start your own trainer on finished rollouts.",
     ),
 )
 #: `bench view`, beside `bench train`.

@@ -1,7 +1,7 @@
 """What can go wrong between logs and trainers. An error's text is one sentence: what happened and what to do.
 
 TrainError                exit code 2
-├── NoSuchPath            a path that was given is not there
+├── NoSuchPath            a path that was given does not exist
 ├── BadInput              an option or a file cannot be used as it is
 ├── NothingWritten        exit code 1: rows were asked for and none were written, or not as many as expected
 ├── JobStopped            exit code 1: the job was stopped, or its process died, before it finished
@@ -16,11 +16,11 @@ from capture.errors import BenchError
 
 
 class TrainError(BenchError):
-    """Root of every error raised in `train`; its text is fit for people."""
+    """Root of every error raised in `train`; its text is a sentence for people."""
 
 
 class NoSuchPath(TrainError):
-    """A path that was given is not there."""
+    """A path that was given does not exist."""
 
 
 class BadInput(TrainError):
@@ -28,13 +28,13 @@ class BadInput(TrainError):
 
 
 class NothingWritten(TrainError):
-    """Rows were asked for and no file was written; `told` says by reason what was left out."""
+    """Rows were asked for and no file was written; `notes` say by reason what was left out."""
 
     exit_code = 1
 
-    def __init__(self, message: str, told: Sequence[str] = ()) -> None:
+    def __init__(self, message: str, notes: Sequence[str] = ()) -> None:
         super().__init__(message)
-        self.told = tuple(told)
+        self.notes = tuple(notes)
 
 
 class JobStopped(TrainError):

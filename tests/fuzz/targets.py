@@ -45,7 +45,7 @@ from tests.fuzz.strange import STREAMS, VALUES, WHOLE, bent, changed, cuts
 from tests.train.build import conversation, make_job
 from train import stream_rollouts
 from train.errors import TrainError
-from train.rows.convert import Options, convert
+from train.rows.convert import ConvertOptions, convert
 from train.tokens.coverage import coverage
 
 #: A function by its name, and the strategies of its arguments.
@@ -343,7 +343,7 @@ def worked_through(job: Path, folder: Path) -> None:
             json.dumps(covered.to_json())
     for name in FORMATS:
         with suppress(TrainError):
-            convert(job, folder / f"{name}.jsonl", Options(format=name))
+            convert(job, folder / f"{name}.jsonl", ConvertOptions(format=name))
 
 
 @target(

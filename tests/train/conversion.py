@@ -9,7 +9,7 @@ from typing import Any
 from typer.testing import CliRunner, Result
 
 from train.cli import app
-from train.rows.convert import Options
+from train.rows.convert import ConvertOptions
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -20,8 +20,8 @@ def run(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, ["convert", *(str(argument) for argument in arguments)])
 
 
-def options(**given: Any) -> Options:
-    return Options(**{"format": "trl-sft", **given})
+def options(**given: Any) -> ConvertOptions:
+    return ConvertOptions(**{"format": "trl-sft", **given})
 
 
 def notes_of(result: Any) -> str:

@@ -1,4 +1,4 @@
-"""`bench train convert`: the command."""
+"""`bench train convert`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Annotated, cast
 
 import typer
 
-from train.commands.signals import taken_away_on_signals
+from train.commands.signals import exit_on_signals
 from train.errors import NothingWritten
 from train.groups.advantage import EPS, AdvantageKind
 from train.groups.groups import DEFAULT_BY, GroupOptions, parse_group_by
-from train.rows.convert import Options, convert
+from train.rows.convert import ConvertOptions, convert
 from train.rows.formats import NAMES
 
 
@@ -25,13 +25,13 @@ def convert_command(
     row_mode: Annotated[
         str,
         typer.Option(
-            help="rollout: a row a rollout (a branch of it, where all replies train); exchange: a row a call; "
-            "segment: a row for each exact part."
+            help="rollout: one row per rollout (per branch of it, where all replies train); exchange: one per call; "
+            "segment: one per exact part."
         ),
     ] = "rollout",
     min_reward: Annotated[float | None, typer.Option(help="Only rollouts with at least this reward.")] = None,
     include_errored: Annotated[
-        bool, typer.Option("--include-errored", help="Also rollouts that were scored and ended in an error.")
+        bool, typer.Option("--include-errored", help="Include rollouts that were scored and ended in an error.")
     ] = False,
     group_advantage: Annotated[
         bool,
@@ -39,11 +39,11 @@ def convert_command(
             "--group-advantage", help="Whole groups only, with an advantage on every row; keeps scored errors."
         ),
     ] = False,
-    group_by: Annotated[str, typer.Option(help="What makes a group: task, agent, model, task_digest, job.")] = ",".join(
+    group_by: Annotated[str, typer.Option(help="Keys of a group: task, agent, model, task_digest, job.")] = ",".join(
         DEFAULT_BY
     ),
     group_size: Annotated[
-        int | None, typer.Option(min=1, help="Rollouts of a group; default: all that have the same key.")
+        int | None, typer.Option(min=1, help="Rollouts per group; default: all with the same key.")
     ] = None,
     advantage: Annotated[str, typer.Option(help="grpo, dr-grpo or rloo.")] = "grpo",
     std_ddof: Annotated[
@@ -51,29 +51,33 @@ def convert_command(
     ] = 1,
     eps: Annotated[float, typer.Option(min=0.0, help="Added to the standard deviation.")] = EPS,
     expected_rows: Annotated[
-        int | None, typer.Option(min=0, help="Write nothing unless there are exactly so many rows.")
+        int | None, typer.Option(min=0, help="Write nothing unless there are exactly this many rows.")
     ] = None,
     manifest: Annotated[
-        Path | None, typer.Option(help="Write what was seen, written and left out here, as JSON.")
+        Path | None, typer.Option(help="Write the counts of what was seen, written and left out to this file, as JSON.")
     ] = None,
     redact: Annotated[
         bool,
         typer.Option(
-            "--redact/--no-redact", help="Replace what looks like a secret; rows of ids that hold one are left out."
+            "--redact/--no-redact", help="Replace what looks like a secret; rows of ids that have one are left out."
         ),
     ] = False,
     require_plain_sampling: Annotated[
         bool,
-        typer.Option("--require-plain-sampling", help="Leave out what was not sampled from the plain policy."),
+        typer.Option(
+            "--require-plain-sampling",
+            help="Leave out what was not sampled plainly (temperature 1, nothing cut or penalized).",
+        ),
     ] = False,
 ) -> None:
     """Write finished rollouts as rows that a trainer loads.
 
-    Exit codes: 0 written; 1 no row, or not --expected-rows; 2 bad input; 143 SIGTERM. The file appears when whole.
+    Exit codes: 0 written; 1 no rows, or not --expected-rows; 2 bad input; 143 SIGTERM. The file appears whole or not
+    at all.
     """
     groups = GroupOptions(parse_group_by(group_by), group_size, cast(AdvantageKind, advantage), std_ddof, eps)
     groups.check()
-    options = Options(
+    options = ConvertOptions(
         format=format,
         row_mode=row_mode,
         min_reward=min_reward,
@@ -85,12 +89,12 @@ def convert_command(
         group=groups if group_advantage else None,
     )
     try:
-        with taken_away_on_signals():
-            made = convert(path, out, options, on_warning=lambda sentence: typer.echo(sentence, err=True))
+        with exit_on_signals():
+            result = convert(path, out, options, on_warning=lambda sentence: typer.echo(sentence, err=True))
     except NothingWritten as error:
-        for sentence in error.told:
-            typer.echo(sentence, err=True)
+        for note in error.notes:
+            typer.echo(note, err=True)
         raise
-    typer.echo(f"Converted {made.rows} row(s) from {made.rollouts} rollout(s) -> {made.out}")
-    for sentence in made.told:
-        typer.echo(sentence, err=True)
+    typer.echo(f"Converted {result.rows} row(s) from {result.rollouts} rollout(s) -> {result.out}")
+    for note in result.notes:
+        typer.echo(note, err=True)

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP end a command as Ctrl-C does: what it wrote beside its place is taken away before it goes."""
+"""SIGTERM and SIGHUP end a command as Ctrl-C does, so that its temporary files are removed."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from types import FrameType
 
 
 @contextmanager
-def taken_away_on_signals() -> Iterator[None]:
-    """While the block lasts these signals raise `SystemExit` (128 + their number), so that `with` blocks run out.
+def exit_on_signals() -> Iterator[None]:
+    """Within the block these signals raise `SystemExit` (128 + their number), so that `with` blocks clean up.
 
-    One that is ignored (`nohup`) stays so.
+    One that is ignored (`nohup`) stays ignored.
     """
-    if threading.current_thread() is not threading.main_thread():  # only there may handlers be set
+    if threading.current_thread() is not threading.main_thread():  # handlers can be set only there
         yield
         return
-    heard = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, _leave) for number in heard}
+    handled = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, _exit) for number in handled}
     try:
         yield
     finally:
@@ -27,5 +27,5 @@ def taken_away_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _leave(number: int, _: FrameType | None) -> None:
+def _exit(number: int, _: FrameType | None) -> None:
     raise SystemExit(128 + number)

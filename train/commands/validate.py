@@ -11,7 +11,7 @@ import typer
 from train.rows.formats import NAMES
 from train.rows.validate import Report, validate
 
-#: So many problems are printed; the report on stdout has more, and counts all.
+#: This many problems are printed; the report on stdout has more, and counts all.
 PRINTED = 20
 
 
@@ -26,7 +26,7 @@ def validate_command(
         Path | None, typer.Option(help="The folder that was converted, if it is not where the rows say.")
     ] = None,
     expected_rows: Annotated[
-        int | None, typer.Option(min=0, help="Fail unless there are exactly so many rows.")
+        int | None, typer.Option(min=0, help="Fail unless there are exactly this many rows.")
     ] = None,
     require_tool_calls: Annotated[
         bool, typer.Option("--require-tool-calls", help="Fail unless every row calls a tool.")
@@ -35,7 +35,7 @@ def validate_command(
 ) -> None:
     """Check a file of rows; with a tokenizer, render each and compare it with the ids that were captured.
 
-    Prints a report as JSON. Exit codes: 0 all rows are right; 1 some are not; 2 the file cannot be checked.
+    Prints a report as JSON. Exit codes: 0 all rows are valid; 1 some are not; 2 the file cannot be checked.
     """
     report = validate(
         file,
@@ -55,19 +55,20 @@ def validate_command(
 
 def sentences(report: Report) -> list[str]:
     """What a person reads: the problems, and where rows and captures differ."""
-    said = report.problems[:PRINTED]
-    if report.problem_count > len(said):
-        said.append(f"and {report.problem_count - len(said)} more problem(s)")
-    if report.right_as:
-        said.append(f"row 1 is a row of {' or '.join(report.right_as)}: say so with --format")
-    for one in report.differences[:PRINTED]:
+    lines = report.problems[:PRINTED]
+    if report.problem_count > len(lines):
+        lines.append(f"and {report.problem_count - len(lines)} more problem(s)")
+    if report.valid_as:
+        lines.append(f"row 1 is a valid row of {' or '.join(report.valid_as)}: give that as --format")
+    for difference in report.differences[:PRINTED]:
         texts = ""
-        if "captured_text" in one:
-            was, now = one["captured_text"], one["rendered_text"]
-            texts = f" after {one['before_text']!r}: {was!r} was captured, {now!r} renders"
-        said.append(
-            f"row {one['row']}: differs from the captured ids at index {one['index']}, in the {one['in']}{texts}"
+        if "captured_text" in difference:
+            captured, rendered = difference["captured_text"], difference["rendered_text"]
+            texts = f" after {difference['before_text']!r}: {captured!r} was captured, {rendered!r} is rendered"
+        lines.append(
+            f"row {difference['row']}: differs from the captured ids at index {difference['index']}, "
+            f"in the {difference['in']}{texts}"
         )
     if report.different > len(report.differences[:PRINTED]):
-        said.append(f"and {report.different - PRINTED} more row(s) differ")
-    return said
+        lines.append(f"and {report.different - PRINTED} more row(s) differ")
+    return lines

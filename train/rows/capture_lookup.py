@@ -1,4 +1,4 @@
-"""What was captured for a row: the call that it ends with, found again in the journal that the row names."""
+"""What was captured for a row: the call that it ends with, looked up in the journal that the row names."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from capture.journal.layout import RolloutDir
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class CapturedCall:
     """A call's prompt ids and the sampled ids of each choice."""
 
     prompt: list[int]
     choices: list[list[int]]
 
 
-class Captures:
-    """Looks rows up. Rows of a rollout follow each other, so one journal is open at a time and read forward."""
+class CaptureLookup:
+    """Looks up captured calls. The rows of a rollout are consecutive, so one journal at a time is read forward."""
 
     def __init__(self, jobs: Path | None = None) -> None:
-        """`jobs`: the folder that was converted, where it is not where the rows say."""
+        """`jobs`: the folder that was converted, if it is no longer where the rows say."""
         self._jobs = jobs
         self._path: Path | None = None
         self._calls: Iterator[Call] = iter(())
         self._at = -1
 
-    def of(self, row: Mapping[str, Any]) -> Captured | None:
-        """What was captured for the call that a row ends with; None where there is nothing, or not all."""
+    def of(self, row: Mapping[str, Any]) -> CapturedCall | None:
+        """The capture of the call that a row ends with; None where there is none, or not a complete one."""
         extra = row.get("extra")
-        told = row if not isinstance(extra, dict) else extra
-        lines = told.get("lines")
-        line = lines[-1] if isinstance(lines, list) and lines else told.get("exchange_index")
-        path = self._journal(told)
+        origin = row if not isinstance(extra, dict) else extra
+        lines = origin.get("lines")
+        line = lines[-1] if isinstance(lines, list) and lines else origin.get("exchange_index")
+        path = self._journal(origin)
         if path is None or not isinstance(line, int):
             return None
         call = self._call(path, line)
@@ -47,16 +47,16 @@ class Captures:
         if capture is None or not capture.complete or capture.prompt_token_ids is None:
             return None
         choices = [choice.token_ids.tolist() for choice in capture.completions if choice.token_ids is not None]
-        return Captured(capture.prompt_token_ids.tolist(), choices)
+        return CapturedCall(capture.prompt_token_ids.tolist(), choices)
 
-    def _journal(self, told: Mapping[str, Any]) -> Path | None:
-        folder, path = told.get("source_rollout_dir"), told.get("source_path")
+    def _journal(self, origin: Mapping[str, Any]) -> Path | None:
+        folder, path = origin.get("source_rollout_dir"), origin.get("source_path")
         candidates = []
         if self._jobs is not None and isinstance(folder, str):
             candidates += [RolloutDir(self._jobs / folder).journal, RolloutDir(self._jobs).journal, self._jobs]
         elif isinstance(path, str):
             candidates.append(Path(path))
-        return next((one for one in candidates if one.is_file()), None)
+        return next((path for path in candidates if path.is_file()), None)
 
     def _call(self, path: Path, line: int) -> Call | None:
         if path != self._path or line <= self._at:

@@ -1,4 +1,4 @@
-"""What is wrong with a message row, in BenchFlow's words (`bench train validate`, 0.9)."""
+"""What is wrong with a message row, in the words of BenchFlow 0.9's `bench train validate`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 Object = dict[str, Any]
 
-#: Keys of a row or a message through which an answer, or what only the author may know, would reach the model.
+#: Keys of a row or a message that would leak the answer, or what only the task's author may know, to the model.
 BANNED_ROW = frozenset(
     "gold gold_solution verify_source tools_py initial_db db_json target_constants private_reasoning reasoning_content "
     "thinking_blocks".split()
@@ -25,7 +25,7 @@ def check_banned(row: Object) -> list[str]:
 
 
 def tools_of(row: Object, key: str) -> tuple[list[Object], list[str]]:
-    """The row's tools, parsed where they are a JSON string, and what is wrong with the column."""
+    """The row's tools, parsed where they are a JSON string; and what is wrong with the column."""
     value = row.get(key)
     if value is None:
         return [], []
@@ -44,7 +44,7 @@ def check_tools(tools: list[Object], key: str) -> list[str]:
 
 
 def check_messages(messages: list[Any], tools: list[Object], key: str) -> list[str]:
-    """Roles, contents, and that tool calls, tools and answers belong together. `key` is the tools' column."""
+    """Roles, contents, and that tool calls match tools and answers. `key` is the column of the tools."""
     problems: list[str] = []
     names = {_name(tool) for tool in tools}
     asked: set[str] = set()

@@ -1,6 +1,6 @@
 """`bench train convert`: finished rollouts into a file of rows that a trainer loads. One rollout in memory at a time.
 
-The file is written beside its place and renamed when it is whole; whatever does not become a row is counted by reason.
+The file is renamed into its place when it is whole; whatever does not become a row is counted by reason.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from capture.journal.layout import EVALUATION, LOCK, SUMMARY, RolloutDir
 from train.errors import BadInput, NoSuchPath, NothingWritten
 from train.groups.groups import GroupOptions
 from train.rollouts.rollouts import Rollout, find_rollouts
-from train.rows.examples import ROW_MODES, Wanted, exchanges, token_examples
-from train.rows.formats import Format, LeftOut, Origin, Row, find_format
+from train.rows.examples import ROW_MODES, ExampleOptions, conversation_examples, token_examples
+from train.rows.formats import find_format
+from train.rows.formats.base import Format, MalformedArguments, Origin, Row
 from train.rows.group_members import Member, whole_groups
-from train.rows.row_files import is_row_file, row_file_exchanges
+from train.rows.row_files import is_row_file, row_file_examples
 from train.rows.skip_reasons import Tally
-from train.rows.writers import Rows, open_rows
+from train.rows.writers import RowWriter, open_rows
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What `bench train convert` was asked for; `group` is None without --group-advantage."""
+class ConvertOptions:
+    """The options of `bench train convert`; `group` is None without --group-advantage."""
 
     format: str = "prime-sft"
     row_mode: str = "rollout"
@@ -40,21 +41,23 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Converted:
-    """What came of it. `told` are sentences on what was left out and what a reader of the rows should know."""
+class ConvertResult:
+    """What was written. `notes` are sentences on what was left out and what a user of the rows should know."""
 
     rows: int
     rollouts: int
     out: Path
-    told: list[str]
+    notes: list[str]
     manifest: dict[str, Any] = field(default_factory=dict)
 
 
-def convert(path: Path, out: Path, options: Options, on_warning: Callable[[str], None] | None = None) -> Converted:
+def convert(
+    path: Path, out: Path, options: ConvertOptions, on_warning: Callable[[str], None] | None = None
+) -> ConvertResult:
     """Writes the rows of all rollouts at `path` to `out`.
 
-    Raises `NoSuchPath`, `BadInput`, `NothingWritten` (no row, or not as many as were expected) and `TrainError`; the
-    file that stood at `out` is then as it was.
+    Raises `NoSuchPath`, `BadInput`, `NothingWritten` (no row, or not as many as expected) and `TrainError`; a file that
+    was at `out` is then unchanged.
     """
     form = check_options(path, out, options)
     tally = Tally()
@@ -66,23 +69,23 @@ def convert(path: Path, out: Path, options: Options, on_warning: Callable[[str],
         if options.expected_rows is not None and tally.rows != options.expected_rows:
             raise NothingWritten(f"row count {tally.rows} != expected {options.expected_rows}", tally.sentences())
         if not tally.rows and options.expected_rows is None:
-            raise NothingWritten(f"no row came of {path}, and nothing was written", tally.sentences())
+            raise NothingWritten(f"{path} gave no rows, and nothing was written", tally.sentences())
         notes = rows.commit()
     manifest = _manifest(path, form, options, tally, notes)
     if options.manifest is not None:
         write_json(options.manifest, dict(sorted(manifest.items())))
-    return Converted(tally.rows, tally.rollouts_written, rows.path, [*tally.sentences(), *notes], manifest)
+    return ConvertResult(tally.rows, tally.rollouts_written, rows.path, [*tally.sentences(), *notes], manifest)
 
 
-def check_options(path: Path, out: Path, options: Options) -> Format:
-    """The format, if the options go together. Raises `NoSuchPath`, `BadInput`."""
+def check_options(path: Path, out: Path, options: ConvertOptions) -> Format:
+    """The format, if the options fit together. Raises `NoSuchPath`, `BadInput`."""
     form = find_format(options.format)
     if not path.exists():
         raise NoSuchPath(f"No such path: {path}")
     if options.row_mode not in ROW_MODES:
         raise BadInput(f"--row-mode must be 'rollout', 'exchange' or 'segment', not '{options.row_mode}'")
     if form.container == "folder" and options.row_mode != "rollout":
-        raise BadInput(f"{form.name} has one row a rollout: leave --row-mode out")
+        raise BadInput(f"{form.name} has one row per rollout: leave --row-mode out")
     if out.exists() and path.exists() and out.resolve() == path.resolve():
         raise BadInput(
             "--out must differ from the source JSONL path" if path.is_file() else "--out must differ from PATH"
@@ -99,8 +102,8 @@ def check_options(path: Path, out: Path, options: Options) -> Format:
 def _from_rollouts(
     path: Path,
     form: Format,
-    options: Options,
-    rows: Rows,
+    options: ConvertOptions,
+    rows: RowWriter,
     tally: Tally,
     on_warning: Callable[[str], None] | None,
 ) -> None:
@@ -116,12 +119,12 @@ def _from_rollouts(
             else:
                 _write(rollout, None, form, options, rows, tally)
         return
-    for group in whole_groups(_kept(found, tally), options.group, tally):
+    for group in whole_groups(_finished(found, tally), options.group, tally):
         _write_group(group, form, options, rows, tally)
 
 
-def _kept(found: Iterable[Rollout], tally: Tally) -> Iterator[Rollout]:
-    """Rollouts for groups: all that finished; errors and rewards are for the group to judge."""
+def _finished(found: Iterable[Rollout], tally: Tally) -> Iterator[Rollout]:
+    """Rollouts for groups: all that finished; errors and rewards are judged per group."""
     for rollout in found:
         tally.rollouts_seen += 1
         if _unfinished(rollout):
@@ -130,8 +133,8 @@ def _kept(found: Iterable[Rollout], tally: Tally) -> Iterator[Rollout]:
             yield rollout
 
 
-def _write_group(group: list[Member], form: Format, options: Options, rows: Rows, tally: Tally) -> None:
-    """All of a group's rows, or none: one member that cannot be a row would change what the others are worth."""
+def _write_group(group: list[Member], form: Format, options: ConvertOptions, rows: RowWriter, tally: Tally) -> None:
+    """All of a group's rows, or none: without one member the advantages of the others would be wrong."""
     mark, counted = rows.mark(), Tally()
     for member in group:
         if options.min_reward is not None and not _reaches(member.rollout, options.min_reward):
@@ -144,8 +147,8 @@ def _write_group(group: list[Member], form: Format, options: Options, rows: Rows
     tally.add(counted)
 
 
-def why_not(rollout: Rollout, options: Options) -> str | None:
-    """Why a rollout is left out as a whole, BenchFlow's rules; None when it is not."""
+def why_not(rollout: Rollout, options: ConvertOptions) -> str | None:
+    """Why a whole rollout is left out, by BenchFlow's rules; None when it is not."""
     if _unfinished(rollout):
         return "no_result"
     result = rollout.result
@@ -166,7 +169,7 @@ def why_not(rollout: Rollout, options: Options) -> str | None:
 
 
 def _unfinished(rollout: Rollout) -> bool:
-    """Whether a rollout still runs: no `result.json`, in a job. What the stand-alone proxy wrote has none either."""
+    """Whether a rollout still runs: it is in a job, without `result.json`. A stand-alone proxy writes none either."""
     job = rollout.path.resolve().parent
     return not rollout.finished and any((job / name).exists() for name in (EVALUATION, LOCK, SUMMARY))
 
@@ -176,9 +179,14 @@ def _reaches(rollout: Rollout, least: float) -> bool:
 
 
 def _write(
-    rollout: Rollout, signal: dict[str, Any] | None, form: Format, options: Options, rows: Rows, tally: Tally
+    rollout: Rollout,
+    signal: dict[str, Any] | None,
+    form: Format,
+    options: ConvertOptions,
+    rows: RowWriter,
+    tally: Tally,
 ) -> bool:
-    """Writes a rollout's rows; whether there were any. A log that cannot be read costs this rollout, no other."""
+    """Writes a rollout's rows; returns whether there were any. An unreadable log costs this rollout and no other."""
     if rollout.journal is None:
         tally.leave_out("no_trajectory")
         return False
@@ -186,23 +194,16 @@ def _write(
         tally.leave_out("unscored")
         return False
     origin = origin_of(rollout, signal)
-    wanted = Wanted(form, options.row_mode, options.redact, options.require_plain_sampling)
+    example_options = ExampleOptions(form, options.row_mode, options.redact, options.require_plain_sampling)
     mark, written, counted = rows.mark(), 0, Tally()
     examples: Iterator[Any] = (
-        token_examples(rollout, origin, wanted, counted)
+        token_examples(rollout, origin, example_options, counted)
         if form.reads == "ids"
-        else exchanges(rollout, origin, wanted, counted)
+        else conversation_examples(rollout, origin, example_options, counted)
     )
     try:
         for example in examples:
-            try:
-                row = form.row(example)
-            except LeftOut as error:
-                counted.leave_out(str(error))
-                continue
-            rows.write(row)
-            written += 1
-            counted.rows_with_tool_calls += _calls_tools(row)
+            written += _write_example(example, form, rows, counted)
     except CaptureError as error:
         rows.roll_back(mark)
         rollout.warn(f"{rollout.journal}: {error}")
@@ -211,14 +212,26 @@ def _write(
     if not written and not counted.left_out:
         tally.leave_out("no_trajectory")
         return False
-    counted.rows += written
     counted.rollouts_written += bool(written)
     tally.add(counted)
     return bool(written)
 
 
+def _write_example(example: Any, form: Format, rows: RowWriter, tally: Tally) -> bool:
+    try:
+        row = form.row(example)
+    except MalformedArguments:
+        tally.leave_out("malformed_tool_arguments")
+        return False
+    rows.write(row)
+    tally.rows += 1
+    tally.rows_with_tool_calls += calls_tools(row)
+    return True
+
+
 def origin_of(rollout: Rollout, signal: dict[str, Any] | None = None) -> Origin:
     return Origin(
+        id=rollout.rollout_path,
         reward=rollout.reward,
         task=rollout.task,
         agent=rollout.agent,
@@ -231,36 +244,35 @@ def origin_of(rollout: Rollout, signal: dict[str, Any] | None = None) -> Origin:
     )
 
 
-def _calls_tools(row: Row) -> bool:
-    messages = [*row.get("prompt", ()), *row.get("completion", ()), *row.get("messages", ())]
-    return any(message.get("tool_calls") for message in messages)
+def calls_tools(row: Row) -> bool:
+    """Whether a message of the row calls a tool. The row may come from a file, so its parts may be anything."""
+    parts = [row.get(name) for name in ("prompt", "completion", "messages")]
+    return any(
+        message.get("tool_calls")
+        for part in parts
+        if isinstance(part, list)
+        for message in part
+        if isinstance(message, dict)
+    )
 
 
-def _from_row_file(path: Path, form: Format, options: Options, rows: Rows, tally: Tally) -> None:
+def _from_row_file(path: Path, form: Format, options: ConvertOptions, rows: RowWriter, tally: Tally) -> None:
     if options.group is not None:
         raise BadInput(
             "--group-advantage needs a job folder: a file of rows does not say which rollouts belong together"
         )
     if form.reads == "ids":
-        raise BadInput(f"{path} holds no token ids; give the job folder for {form.name}")
-    for example in row_file_exchanges(path, options.min_reward, options.include_errored, options.redact, tally):
+        raise BadInput(f"{path} has no token ids; give the job folder for {form.name}")
+    for example in row_file_examples(path, options.min_reward, options.include_errored, options.redact, tally):
         if form.needs_reward and example.origin.reward is None:
             tally.leave_out("unscored")
-            continue
-        try:
-            row = form.row(example)
-        except LeftOut as error:
-            tally.leave_out(str(error))
-            continue
-        rows.write(row)
-        tally.rows += 1
-        tally.rollouts_written += 1
-        tally.rows_with_tool_calls += _calls_tools(row)
+        else:
+            tally.rollouts_written += _write_example(example, form, rows, tally)
 
 
-def _manifest(path: Path, form: Format, options: Options, tally: Tally, notes: list[str]) -> dict[str, Any]:
-    told = tally.manifest() | {"format": form.name, "row_mode": options.row_mode, "sources": [str(path)]}
-    told["notes"] = [*told["notes"], *notes]
+def _manifest(path: Path, form: Format, options: ConvertOptions, tally: Tally, notes: list[str]) -> dict[str, Any]:
+    manifest = tally.manifest() | {"format": form.name, "row_mode": options.row_mode, "sources": [str(path)]}
+    manifest["notes"] = [*manifest["notes"], *notes]
     if options.group is not None:
-        told["training_signal"] = options.group.to_json() | {"groups": tally.groups}
-    return told
+        manifest["training_signal"] = options.group.to_json() | {"groups": tally.groups}
+    return manifest

@@ -6,121 +6,123 @@ import json
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Self
+from types import TracebackType
+from typing import Any, Final, Self
 
 import orjson
 
 from train.errors import BadInput, TrainError
-from train.rows.formats import Row
-from train.rows.writers import Beside
+from train.extras import optional
+from train.rows.atomic_file import AtomicFile, cannot_write
+from train.rows.formats.base import Row
 
-#: Rows are written together up to so many bytes of JSON.
-BATCH_BYTES = 8 << 20
+#: Rows are written in batches of about this many bytes of JSON.
+BATCH_BYTES: Final = 8 << 20
 
 
-class ParquetRows:
-    """Rows in, a Parquet file out. Arrow structs have the keys of all rows, null where a row has none.
+class ParquetWriter:
+    """A `RowWriter` for a Parquet file. Arrow structs have the keys of all rows, null where a row has none.
 
-    With `structs` (verl) tools and arguments are structs. Arguments stay so only if no null has to be filled in, else
-    all of them become JSON strings; tools stay structs, and that nulls came into them is told.
+    With `structs` (verl), tools and arguments are structs. Arguments stay structs only if that adds no null; otherwise
+    all of them become JSON strings. Tools stay structs, and `commit` says when nulls were added to them.
     """
 
     def __init__(self, path: Path, *, structs: bool) -> None:
+        """Raises `BadInput` where pyarrow is not installed."""
         arrow()
         self.path = path
-        self._spool = Beside(path)
+        self._spool = AtomicFile(path)
         self._structs = structs
-        self._arguments: set[str] = set()
-        self._tools: set[str] = set()
+        self._argument_shapes: set[str] = set()
+        self._tool_shapes: set[str] = set()
 
     def write(self, row: Row) -> None:
         if self._structs:
             for message in row["messages"]:
                 for call in message.get("tool_calls", ()):
-                    self._arguments.add(_shape(call["function"]["arguments"]))
-            self._tools |= {_shape(tool) for tool in row["tools"]}
+                    self._argument_shapes.add(_shape(call["function"]["arguments"]))
+            self._tool_shapes |= {_shape(tool) for tool in row["tools"] or ()}
         self._spool.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
 
     def mark(self) -> int:
-        return self._spool.mark()
+        return self._spool.tell()
 
     def roll_back(self, mark: int) -> None:
-        self._spool.roll_back(mark)
+        self._spool.truncate(mark)
 
     def commit(self) -> list[str]:
         notes = []
-        as_text = len(self._arguments) > 1 or "{}" in self._arguments
-        if self._structs and as_text:
+        as_text = self._structs and (len(self._argument_shapes) > 1 or "{}" in self._argument_shapes)
+        if as_text:
             notes.append(
                 "tool calls differ in their arguments, and as Parquet structs each would get the others' keys, null: "
                 "they are JSON strings here, right for templates that ask `is string` (Qwen3), quoted twice by those "
-                "that do not (Qwen2.5); bench train validate --tokenizer tells, trl-sft-ids needs no template"
+                "that do not (Qwen2.5); check with bench train validate --tokenizer, or use trl-sft-ids, which needs "
+                "no template"
             )
-        if self._structs and len(self._tools) > 1:
+        if self._structs and len(self._tool_shapes) > 1:
             notes.append(
                 "tools differ in their parameters: Parquet fills each with the others' keys, null, and a template that "
-                "writes them with tojson shows the nulls; bench train validate --tokenizer tells, trl-sft-ids needs no "
-                "template"
+                "writes them with tojson shows the nulls; check with bench train validate --tokenizer, or use "
+                "trl-sft-ids, which needs no template"
             )
+        self._spool.flush()
         try:
-            self._spool.file.flush()
-            self._write(strings=self._structs and as_text)
+            self._write(arguments_as_text=as_text)
         except OSError as error:
-            raise TrainError(f"cannot write {self.path}: {error.strerror}; nothing was written") from error
+            raise cannot_write(self.path, error) from error
         return notes
 
-    def _write(self, *, strings: bool) -> None:
-        pa, kind = arrow(), None
-        for rows in self._batches(strings):
+    def _write(self, *, arguments_as_text: bool) -> None:
+        pa, merged = arrow(), None
+        for rows in self._batches(arguments_as_text):
             try:
-                found = pa.schema(list(pa.array(rows).type))
-                kind = found if kind is None else pa.unify_schemas([kind, found], promote_options="permissive")
+                schema = pa.schema(list(pa.array(rows).type))
+                merged = schema if merged is None else pa.unify_schemas([merged, schema], promote_options="permissive")
             except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
                 raise TrainError(
                     f"the rows do not fit into one Parquet table ({str(error).splitlines()[0]}); nothing was written: "
-                    "convert the agents one by one, or use trl-sft-ids"
+                    "convert the agents separately, or use trl-sft-ids"
                 ) from error
-        schema = _without_nulls(kind if kind is not None else pa.schema([]))
-        with Beside(self.path) as made:
+        schema = _typed(merged if merged is not None else pa.schema([]))
+        with AtomicFile(self.path) as made:
             with parquet().ParquetWriter(made.file, schema) as writer:
-                for rows in self._batches(strings):
+                for rows in self._batches(arguments_as_text):
                     array = pa.array(rows, type=pa.struct(list(schema)))
                     writer.write_batch(pa.RecordBatch.from_struct_array(array).cast(schema))
             made.commit()
 
-    def _batches(self, strings: bool) -> Iterator[list[Row]]:
-        held: list[Row] = []
+    def _batches(self, arguments_as_text: bool) -> Iterator[list[Row]]:
+        rows: list[Row] = []
         size = 0
-        with self._spool.beside.open("rb") as file:
+        with self._spool.temp_path.open("rb") as file:
             for line in file:
                 row = orjson.loads(line)
-                if strings:
+                if arguments_as_text:
                     for message in row["messages"]:
                         for call in message.get("tool_calls", ()):
-                            call["function"]["arguments"] = json.dumps(
-                                call["function"]["arguments"], ensure_ascii=False
-                            )
-                held.append(row)
+                            function = call["function"]
+                            function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+                rows.append(row)
                 size += len(line)
                 if size > BATCH_BYTES:
-                    yield held
-                    held, size = [], 0
-        if held:
-            yield held
+                    yield rows
+                    rows, size = [], 0
+        if rows:
+            yield rows
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self._spool.__exit__(None, None, None)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._spool.__exit__(kind, error, trace)
 
 
 def arrow() -> Any:
-    """pyarrow. Raises `BadInput` where it is not installed."""
-    try:
-        return import_module("pyarrow")
-    except ModuleNotFoundError as error:
-        raise BadInput("Parquet needs the extra: pip install -e '.[train]' in a clone of benchflow-sidecar") from error
+    """pyarrow. Raises `BadInput` where it is not installed or cannot be imported."""
+    return optional("pyarrow", needed_for="Parquet needs the benchflow train extra", extra="train")
 
 
 def parquet() -> Any:
@@ -138,7 +140,7 @@ def read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
                     number += 1
                     yield number, row
     except (pa.ArrowInvalid, OSError) as error:
-        raise BadInput(f"{path} is no Parquet file that can be read: {str(error).splitlines()[0]}") from error
+        raise BadInput(f"{path} is not a readable Parquet file: {str(error).splitlines()[0]}") from error
 
 
 def _shape(value: Any) -> str:
@@ -150,20 +152,10 @@ def _shape(value: Any) -> str:
     return type(value).__name__
 
 
-def _without_nulls(schema: Any) -> Any:
-    """A column of nulls only is text: one of type null cannot be joined with another file's."""
+def _typed(schema: Any) -> Any:
+    """The schema with a string where a type is null: a column of type null cannot be joined with another file's."""
     pa = arrow()
-    return pa.schema([_field(pa, field) for field in schema])
-
-
-def _empty(pa: Any, kind: Any) -> bool:
-    if pa.types.is_list(kind):
-        return _empty(pa, kind.value_type)
-    return bool(pa.types.is_struct(kind)) and all(_empty(pa, kind.field(at).type) for at in range(kind.num_fields))
-
-
-def _field(pa: Any, field: Any) -> Any:
-    return pa.field(field.name, _type(pa, field.type))
+    return pa.schema([pa.field(field.name, _type(pa, field.type)) for field in schema])
 
 
 def _type(pa: Any, kind: Any) -> Any:
@@ -172,7 +164,15 @@ def _type(pa: Any, kind: Any) -> Any:
     if pa.types.is_struct(kind):
         fields = [kind.field(at) for at in range(kind.num_fields)]
         # Parquet has no struct without fields ({}, the properties of a tool without arguments).
-        return pa.struct([_field(pa, one) for one in fields if not _empty(pa, one.type)])
+        return pa.struct(
+            [pa.field(field.name, _type(pa, field.type)) for field in fields if not _empty(pa, field.type)]
+        )
     if pa.types.is_list(kind):
         return pa.list_(_type(pa, kind.value_type))
     return kind
+
+
+def _empty(pa: Any, kind: Any) -> bool:
+    if pa.types.is_list(kind):
+        return _empty(pa, kind.value_type)
+    return bool(pa.types.is_struct(kind)) and all(_empty(pa, kind.field(at).type) for at in range(kind.num_fields))

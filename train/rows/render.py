@@ -6,15 +6,14 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from train.errors import BadInput
+from train.extras import optional
 from train.rollouts.messages import Message
 
-MISSING = "tokenizer validation requires the benchflow train or trl extra"
-HOW_TO_INSTALL = "pip install -e '.[train]' in a clone of benchflow-sidecar"
+NEEDED_FOR: Final = "tokenizer validation requires the benchflow train or trl extra"
 
 
 class RenderError(Exception):
@@ -23,10 +22,10 @@ class RenderError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A row as a trainer sees it: the `ids` of all of it, and how many of them train.
+    """A row as a trainer sees it: its `ids`, and how many of them are trained.
 
-    `boundary` is False where the prompt, with the header of the reply, is no beginning of the whole: then a trainer
-    that cuts there trains something else.
+    `boundary` is False where the rendering does not begin with the prompt and the header of the reply: a trainer that
+    cuts there trains something else.
     """
 
     ids: list[int]
@@ -35,25 +34,21 @@ class Rendered:
 
 
 class Template:
-    """The tokenizer of a folder or of a model's name, through transformers: trainers render with the same code.
+    """The tokenizer and chat template of a folder or a model's name, through transformers, as in trainers.
 
-    transformers without torch is enough, and takes about a second to import; a template of its own (jinja2 and
-    tokenizers alone) would have to be kept equal to what transformers gives templates.
+    transformers works without torch here, and takes about a second to import. With jinja2 and tokenizers alone, we
+    would have to keep up with what transformers passes to templates.
     """
 
     def __init__(self, name: str) -> None:
-        """Raises `BadInput`: the extra is missing, no such tokenizer, no chat template."""
-        try:
-            logging.getLogger("transformers").setLevel(logging.ERROR)
-            os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch is no matter here
-            refusal = import_module("jinja2").TemplateError
-            tokenizers = import_module("transformers").AutoTokenizer
-        except ModuleNotFoundError as error:
-            raise BadInput(f"{MISSING}: {HOW_TO_INSTALL}") from error
-        self._refusal: type[Exception] = refusal
+        """Raises `BadInput` where the extra is missing, and for a name without a tokenizer or a chat template."""
+        logging.getLogger("transformers").setLevel(logging.ERROR)
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # torch is not needed here
+        self._refusal: type[Exception] = optional("jinja2", "TemplateError", needed_for=NEEDED_FOR, extra="train")
+        tokenizers = optional("transformers", "AutoTokenizer", needed_for=NEEDED_FOR, extra="train")
         try:
             self._tokenizer: Any = tokenizers.from_pretrained(name)
-        except Exception as error:  # of many kinds: no such folder, no network, files of a version it does not know
+        except Exception as error:  # no such folder, no network, files of an unknown version, and more
             what = "a folder with tokenizer.json" if Path(name).exists() else "a folder, or a model's name on the Hub"
             raise BadInput(f"no tokenizer at {name}: give {what} ({_first_line(error)})") from error
         if not getattr(self._tokenizer, "chat_template", None):
@@ -62,22 +57,36 @@ class Template:
             )
 
     def text(
-        self, messages: Sequence[Message], tools: Sequence[Any], kwargs: Mapping[str, Any], *, ask: bool = False
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        generation_prompt: bool = False,
     ) -> str:
-        """The rendered text; with `ask` it ends where a reply begins. Raises `RenderError`."""
+        """The rendered text; with `generation_prompt` it ends where a reply begins. Raises `RenderError`."""
         try:
             text: str = self._tokenizer.apply_chat_template(
-                list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=ask, **kwargs
+                list(messages),
+                tools=list(tools) or None,
+                tokenize=False,
+                add_generation_prompt=generation_prompt,
+                **kwargs,
             )
         except self._refusal as error:
             raise RenderError(_first_line(error)) from error
-        except (TypeError, ValueError, KeyError, AttributeError) as error:  # what a template does to a null, for one
+        except (
+            TypeError,
+            ValueError,
+            KeyError,
+            AttributeError,
+        ) as error:  # a template that concatenates a null, for example
             raise RenderError(f"{type(error).__name__}: {_first_line(error)}") from error
         return text
 
     def ids(self, text: str) -> list[int]:
-        found: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return found
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
@@ -86,12 +95,12 @@ class Template:
     def render(
         self, messages: Sequence[Message], tools: Sequence[Any], kwargs: Mapping[str, Any], *, last_only: bool
     ) -> Rendered:
-        """A conversation as ids. `last_only`: only the last reply trains, else each. Raises `RenderError`."""
+        """A conversation as ids. With `last_only` only the last reply is trained, else each. Raises `RenderError`."""
         whole = self.text(messages, tools, kwargs)
         replies = [at for at, message in enumerate(messages) if message.get("role") == "assistant"]
         trainable, boundary = 0, True
         for at in replies[-1:] if last_only else replies:
-            before = self.text(messages[:at], tools, kwargs, ask=True) if at else ""
+            before = self.text(messages[:at], tools, kwargs, generation_prompt=True) if at else ""
             after = whole if at == len(messages) - 1 else self.text(messages[: at + 1], tools, kwargs)
             if not after.startswith(before):
                 boundary = False

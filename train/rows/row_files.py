@@ -1,6 +1,6 @@
 """Files of rows that a runner wrote beside its logs, `results.jsonl` and `verifiers.jsonl`, as a source of rows.
 
-Their messages are told from the agent's events: text only, tool calls as text. The job's folder gives better rows.
+Their messages are made from the agent's events: text only, tool calls as text. The job's folder gives better rows.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from capture.journal.trainer_files import reward_of_row
 from train.errors import BadInput
 from train.rollouts.messages import NotChat, plain
 from train.rows.examples import redacted
-from train.rows.formats import Exchange, Origin
+from train.rows.formats.base import ConversationExample, Origin
 from train.rows.skip_reasons import Tally
 
 
 def is_row_file(path: Path) -> bool:
-    """Whether the file holds rows of rollouts, not calls: its first line tells. Raises `BadInput` for an empty one."""
+    """Whether the file has rows of rollouts, not calls; its first line decides. Raises `BadInput` for an empty file."""
     if path.name == Path(JOURNAL).name or path.suffix != ".jsonl":
         return False
     for _, row in read_jsonl(path):
@@ -28,10 +28,10 @@ def is_row_file(path: Path) -> bool:
     raise BadInput(f"{path} is empty")
 
 
-def row_file_exchanges(
+def row_file_examples(
     path: Path, min_reward: float | None, include_errored: bool, redact: bool, tally: Tally
-) -> Iterator[Exchange]:
-    """One conversation a row, up to its last reply. `exchange_index` is the row's number in the file, from 0."""
+) -> Iterator[ConversationExample]:
+    """One conversation per row, up to its last reply. `exchange_index` is the row's 0-based number in the file."""
     for number, row in read_jsonl(path):
         tally.rollouts_seen += 1
         info = row["info"] if isinstance(row.get("info"), dict) else {}
@@ -46,16 +46,17 @@ def row_file_exchanges(
             for message in (part if isinstance(part, list) else [])
             if isinstance(message, dict)
         ]
-        last = max((at for at, one in enumerate(messages) if one.get("role") == "assistant"), default=0)
+        last = max((at for at, message in enumerate(messages) if message.get("role") == "assistant"), default=0)
         try:
             chat = plain(messages[: last + 1]).messages
         except NotChat as error:
-            tally.leave_out(str(error))
+            tally.leave_out(error.reason)
             continue
         if not last or chat[last]["role"] != "assistant":
             tally.leave_out("no_assistant")
             continue
         origin = Origin(
+            id=_text(info.get("rollout_dir")) or f"{path.stem}-{number}",
             reward=reward,
             task=_text(info.get("task_name")) or _text(info.get("task_id")),
             agent=_text(info.get("agent")),
@@ -66,7 +67,7 @@ def row_file_exchanges(
             result={"error": row.get("error")},
         )
         tools = [tool for tool in row.get("tool_defs") or [] if isinstance(tool, dict)]
-        example = Exchange(origin, number, "agent", chat[:last], chat[last], tools)
+        example = ConversationExample(origin, number, "agent", chat[:last], chat[last], tools)
         yield redacted(example) if redact else example
 
 

@@ -1,4 +1,4 @@
-"""Why something was left out of the rows: each reason's name, what it counts, and its sentence. Nothing is silent."""
+"""Why something was left out of the rows: each reason's name, what it counts, and its sentence."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from train.groups.withhold import WithheldReason
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """`counts` is what one of them is: `rollout`, `call` or `row`. `manifest` is BenchFlow's name, where it has one."""
+    """`counts` is the unit: `rollout`, `call` or `row`. `manifest` is the counter of the manifest, BenchFlow's where it
+    has one.
+    """
 
     counts: str
-    says: str
+    sentence: str
     manifest: str
 
 
@@ -28,20 +30,20 @@ REASONS = {
     "below_min_reward": Reason("rollout", "reward below --min-reward, or none", "skipped_reward"),
     "no_trajectory": Reason("rollout", "no log of model calls", "skipped_no_trajectory"),
     "unscored": Reason("rollout", "not scored, and the format needs a reward", "skipped_unscored"),
-    "replaced": Reason("rollout", "a failed attempt that a retry stands in for", "skipped_replaced"),
+    "replaced": Reason("rollout", "a failed attempt that a retry replaced", "skipped_replaced"),
     "group_unscored": Reason("rollout", "in a group with an unscored rollout", "withheld_unscored"),
     "group_no_model_calls": Reason("rollout", "in a group with a rollout of no model calls", "withheld_no_model_calls"),
     "group_mixed_sequences": Reason(
-        "rollout", "in a group of which some have a token sequence and some not", "withheld_mixed_sequences"
+        "rollout", "in a group in which some have a token sequence and some do not", "withheld_mixed_sequences"
     ),
     "group_incomplete": Reason("rollout", "in a group that is not full", "withheld_group_incomplete"),
     "group_mixed_tasks": Reason(
         "rollout", "in a group whose members ran different versions of the task", "withheld_mixed_tasks"
     ),
     "group_unreadable_log": Reason("rollout", "in a group with a log that cannot be read", "withheld_unreadable_log"),
-    "group_retried": Reason("rollout", "in a group with an attempt that is to be retried", "withheld_retried"),
+    "group_retried": Reason("rollout", "in a group with an attempt that will be retried", "withheld_retried"),
     "group_not_written": Reason(
-        "rollout", "in a group of which another rollout cannot be a row", "withheld_group_not_written"
+        "rollout", "in a group with another rollout that cannot be a row", "withheld_group_not_written"
     ),
     "not_training_grade": Reason(
         "rollout",
@@ -67,27 +69,27 @@ REASONS = {
     "not_training_ready": Reason("rollout", "marked not training_ready by its writer", "skipped_invalid"),
     # of calls
     "provider_error": Reason("call", "the engine's answer was an error", "skipped_exchanges_provider_error"),
-    "interrupted": Reason("call", "cut off before the reply was over", "skipped_interrupted"),
+    "interrupted": Reason("call", "cut off before the reply was complete", "skipped_interrupted"),
     "helper_call": Reason(
         "call", "a side call (title, summary, sub-agent), not the agent's own work", "skipped_helper_calls"
     ),
     "no_assistant": Reason("call", "the answer holds no reply", "skipped_no_assistant"),
-    "no_messages": Reason("call", "no chat; trl-sft-ids takes text completions", "skipped_no_messages"),
-    "not_text": Reason("call", "images or other parts that are no text", "skipped_not_text"),
+    "no_messages": Reason("call", "not a chat; trl-sft-ids takes text completions", "skipped_no_messages"),
+    "not_text": Reason("call", "images or other parts that are not text", "skipped_not_text"),
     "repeated": Reason("call", "the same conversation and reply as another call", "skipped_repeated"),
     "not_captured": Reason(
         "call", "ids or logprobs are not complete", "skipped_insufficient_capture_fidelity"
     ),
     # of rows
     "malformed_tool_arguments": Reason(
-        "row", "a tool call's arguments are no JSON object; trl-sft-ids keeps what was sampled", "skipped_invalid"
+        "row", "a tool call's arguments are not a JSON object; trl-sft-ids keeps what was sampled", "skipped_invalid"
     ),
     "nothing_sampled": Reason("row", "no token was sampled", "skipped_nothing_sampled"),
     "not_plain_sampling": Reason(
         "row", "sampled otherwise than the recorded logprobs say (--require-plain-sampling)", "skipped_sampling"
     ),
     "secret_in_ids": Reason(
-        "row", "holds what looks like a secret, and token ids cannot be redacted", "skipped_secret"
+        "row", "has what looks like a secret, and token ids cannot be redacted", "skipped_secret"
     ),
     "side_sequence": Reason("row", "a sequence of side calls", "skipped_helper_calls"),
     "not_structs": Reason("row", "its tools or arguments do not fit the types of the other rows", "skipped_invalid"),
@@ -124,11 +126,11 @@ class Tally:
             self.left_out[reason] += number
 
     def note(self, sentence: str, number: int = 1) -> None:
-        """A sentence with `{n}` in it, told once with the sum."""
+        """A sentence with `{n}` in it; it is printed once, with the sum."""
         self.notes[sentence] = self.notes.get(sentence, 0) + number
 
     def add(self, other: Tally) -> None:
-        """Takes in all that was counted elsewhere."""
+        """Adds everything that another tally counted."""
         self.rollouts_written += other.rollouts_written
         self.exchanges_seen += other.exchanges_seen
         self.rows += other.rows
@@ -138,13 +140,13 @@ class Tally:
             self.note(sentence, number)
 
     def add_left_out(self, other: Tally) -> None:
-        """Takes in only what was left out elsewhere: its rows are not to be written."""
+        """Adds only what another tally left out: its rows were rolled back."""
         self.left_out += other.left_out
 
     def sentences(self) -> list[str]:
-        """One line a reason, in the order of `REASONS`, then the notes."""
+        """One line per reason, in the order of `REASONS`, then the notes."""
         lines = [
-            f"left out {self.left_out[name]} {reason.counts}(s): {reason.says}"
+            f"left out {self.left_out[name]} {reason.counts}(s): {reason.sentence}"
             for name, reason in REASONS.items()
             if self.left_out[name]
         ]

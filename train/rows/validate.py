@@ -6,30 +6,33 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from train.errors import BadInput, NoSuchPath
-from train.rollouts.messages import Message, arguments_of
-from train.rows.capture_lookup import Captured, Captures
-from train.rows.checks import check_banned, tools_of
-from train.rows.formats import NAMES, Format, Row, find_format
+from train.rows.capture_lookup import CapturedCall, CaptureLookup
+from train.rows.checks import check_banned
+from train.rows.convert import calls_tools
+from train.rows.formats import NAMES, find_format
+from train.rows.formats.base import Format, Row
 from train.rows.render import Rendered, RenderError, Template
 from train.rows.writers import read_rows
 
-#: So many problems and differences stand in the report; all of them are counted.
-TOLD = 100
-WINDOW = 8
+#: This many problems and differences are in the report; all of them are counted.
+REPORTED: Final = 100
+#: Ids that are shown on both sides of a difference.
+WINDOW: Final = 8
 
 
 @dataclass(slots=True)
 class Report:
-    """What was found. `problems` begin with `row N: `, N from 1."""
+    """What was found. Problems of a row begin with `row N: `, N from 1."""
 
     format: str
     rows: int = 0
     rows_with_tool_calls: int = 0
     problem_count: int = 0
     problems: list[str] = field(default_factory=list)
+    #: Per row, the number of its tokens and how many of them are trained.
     lengths: array[int] = field(default_factory=lambda: array("q"))
     trainable: array[int] = field(default_factory=lambda: array("q"))
     equal: int = 0
@@ -37,8 +40,8 @@ class Report:
     different: int = 0
     not_captured: int = 0
     differences: list[dict[str, Any]] = field(default_factory=list)
-    #: Formats that the first row would be right in, where it is wrong in this one.
-    right_as: list[str] = field(default_factory=list)
+    #: Formats in which the first row would be valid, where it is not in this one.
+    valid_as: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -46,11 +49,11 @@ class Report:
 
     def problem(self, sentence: str) -> None:
         self.problem_count += 1
-        if len(self.problems) < TOLD:
+        if len(self.problems) < REPORTED:
             self.problems.append(sentence)
 
     def to_json(self) -> dict[str, Any]:
-        told: dict[str, Any] = {
+        report: dict[str, Any] = {
             "ok": self.ok,
             "format": self.format,
             "rows": self.rows,
@@ -60,7 +63,7 @@ class Report:
         }
         if self.lengths:
             lengths = sorted(self.lengths)
-            told["tokenization"] = {
+            report["tokenization"] = {
                 "min_tokens": lengths[0],
                 "median_tokens": lengths[len(lengths) // 2],
                 "p95_tokens": lengths[min(len(lengths) - 1, int(0.95 * len(lengths)))],
@@ -69,14 +72,14 @@ class Report:
                 "trainable_tokens": sum(self.trainable),
             }
         if self.equal or self.equal_but_for_template or self.different or self.not_captured:
-            told["captures"] = {
+            report["captures"] = {
                 "equal": self.equal,
                 "equal_but_for_template_tokens_after_the_stop": self.equal_but_for_template,
                 "different": self.different,
                 "without_capture": self.not_captured,
                 "differences": self.differences,
             }
-        return told
+        return report
 
 
 def validate(
@@ -89,7 +92,7 @@ def validate(
     require_tool_calls: bool = False,
     max_length: int | None = None,
 ) -> Report:
-    """Checks every row of `path`. Raises `NoSuchPath`, `BadInput` where it cannot be read or rendered at all."""
+    """Checks every row of `path`. Raises `NoSuchPath`, and `BadInput` where it cannot be read or rendered at all."""
     form = find_format(format)
     if not path.exists():
         raise NoSuchPath(f"No such path: {path}")
@@ -97,8 +100,14 @@ def validate(
         raise BadInput("max_length must be positive")
     if max_length is not None and tokenizer is None and form.reads == "messages":
         raise BadInput("max_length requires --tokenizer")
-    template = Template(tokenizer) if tokenizer is not None else None
-    report, captures = Report(form.name), Captures(source_jobs)
+    check = _TokenCheck(
+        form=form,
+        template=Template(tokenizer) if tokenizer is not None else None,
+        captures=CaptureLookup(source_jobs),
+        max_length=max_length,
+        report=Report(form.name),
+    )
+    report = check.report
     for number, row in read_rows(path, form):
         report.rows += 1
         if not isinstance(row, dict):
@@ -106,74 +115,88 @@ def validate(
             continue
         problems = check_banned(row) + form.check(row)
         if problems and report.rows == 1:
-            report.right_as = [name for name in NAMES if name != form.name and not find_format(name).check(row)]
-        report.rows_with_tool_calls += _calls_tools(row)
+            report.valid_as = [name for name in NAMES if name != form.name and not find_format(name).check(row)]
+        report.rows_with_tool_calls += calls_tools(row)
         if not problems:
-            problems = _tokens(number, row, form, template, captures, max_length, report)
-        for what in problems:
-            report.problem(f"row {number}: {what}")
+            problems = check(number, row)
+        for problem in problems:
+            report.problem(f"row {number}: {problem}")
     if expected_rows is not None and report.rows != expected_rows:
         report.problem(f"row count {report.rows} != expected {expected_rows}")
     if not report.rows:
-        report.problem(f"{path} holds no row")
+        report.problem(f"{path} has no rows")
     if require_tool_calls and report.rows_with_tool_calls < report.rows:
         report.problem(f"not all trainer rows contain tool calls: {report.rows_with_tool_calls} / {report.rows}")
     return report
 
 
-def _tokens(
-    number: int,
-    row: Row,
-    form: Format,
-    template: Template | None,
-    captures: Captures,
-    max_length: int | None,
-    report: Report,
-) -> list[str]:
-    """Counts a row's tokens and compares them with what was captured; returns what is wrong."""
-    if form.reads == "ids":
-        rendered = _of_ids(row)
-    elif template is not None:
-        messages, tools = conversation(row, form)
-        kwargs = template_kwargs(row)
+@dataclass(frozen=True, slots=True)
+class _TokenCheck:
+    """Counts the tokens of rows, and compares them with what was captured."""
+
+    form: Format
+    template: Template | None
+    captures: CaptureLookup
+    max_length: int | None
+    report: Report
+
+    def __call__(self, number: int, row: Row) -> list[str]:
+        """What is wrong with the row's tokens."""
         try:
-            rendered = template.render(messages, tools, kwargs, last_only=form.trains == "last")
+            rendered = self._render(row)
         except RenderError as error:
             return [f"the chat template refuses it: {error}"]
-    else:
-        return []
-    report.lengths.append(len(rendered.ids))
-    report.trainable.append(rendered.trainable)
-    problems = []
-    if not rendered.boundary:
-        problems.append("tokenized prompt differs before the assistant generation boundary")
-    if not rendered.trainable:
-        problems.append("no trainable assistant completion tokens")
-    if max_length is not None and len(rendered.ids) > max_length:
-        problems.append(f"tokenized length {len(rendered.ids)} exceeds max_length {max_length}")
-    _compare(number, rendered.ids, captures.of(row), template, report)
-    return problems
+        if rendered is None:
+            return []
+        self.report.lengths.append(len(rendered.ids))
+        self.report.trainable.append(rendered.trainable)
+        problems = []
+        if not rendered.boundary:
+            problems.append("tokenized prompt differs before the assistant generation boundary")
+        if not rendered.trainable:
+            problems.append("no trainable assistant completion tokens")
+        if self.max_length is not None and len(rendered.ids) > self.max_length:
+            problems.append(f"tokenized length {len(rendered.ids)} exceeds max_length {self.max_length}")
+        self._compare(number, rendered.ids, self.captures.of(row))
+        return problems
+
+    def _render(self, row: Row) -> Rendered | None:
+        """None where the row needs a template and there is none."""
+        if self.form.conversation is None:
+            return _rendered_ids(row)
+        if self.template is None:
+            return None
+        messages, tools = self.form.conversation(row)
+        return self.template.render(messages, tools, template_kwargs(row), last_only=self.form.trains == "last")
+
+    def _compare(self, number: int, ids: list[int], captured: CapturedCall | None) -> None:
+        report = self.report
+        if captured is None or not captured.choices:
+            report.not_captured += 1
+            return
+        common, choice = max(
+            ((_common_prefix(ids, captured.prompt + sampled), at) for at, sampled in enumerate(captured.choices)),
+            key=lambda found: (found[0], -found[1]),
+        )
+        whole = captured.prompt + captured.choices[choice]
+        if common == len(whole) == len(ids):
+            report.equal += 1
+        elif common == len(whole):
+            report.equal_but_for_template += 1
+        else:
+            report.different += 1
+            if len(report.differences) < REPORTED:
+                report.differences.append(_difference(number, common, whole, ids, len(captured.prompt), self.template))
 
 
-def _of_ids(row: Row) -> Rendered:
+def _rendered_ids(row: Row) -> Rendered:
     if "input_ids" in row:
         return Rendered(row["input_ids"], sum(label != -100 for label in row["labels"]))
     return Rendered([*row["prompt_ids"], *row["completion_ids"]], sum(row["env_mask"]))
 
 
-def conversation(row: Row, form: Format) -> tuple[list[Message], list[Any]]:
-    """The messages and tools as the format's trainer hands them to the template."""
-    if form.name == "trl-sft":
-        return [*row["prompt"], *row["completion"]], tools_of(row, "tools")[0]
-    if form.name == "verl-sft":
-        return row["messages"], row["tools"] or []
-    if form.name == "openenv-episodes":
-        return row["messages"], row["extra"].get("tools") or []
-    tools = tools_of(row, "tools" if row.get("tools") is not None else "tool_defs")[0]
-    return [_with_objects(message) for message in row["messages"]], tools
-
-
 def template_kwargs(row: Row) -> dict[str, Any]:
+    """What the trainer passes to the chat template besides messages and tools."""
     kwargs = row.get("chat_template_kwargs")
     found = dict(kwargs) if isinstance(kwargs, Mapping) else {}
     if isinstance(row.get("enable_thinking"), bool):
@@ -181,69 +204,31 @@ def template_kwargs(row: Row) -> dict[str, Any]:
     return found
 
 
-def _with_objects(message: Message) -> Message:
-    """Prime-RL and SkyRL parse arguments before they render."""
-    calls = message.get("tool_calls")
-    if not calls:
-        return {name: value for name, value in message.items() if value is not None}
-    parsed = [call | {"function": call["function"] | {"arguments": arguments_of(call)}} for call in calls]
-    return {name: value for name, value in message.items() if value is not None} | {"tool_calls": parsed}
-
-
-def _compare(number: int, ids: list[int], captured: Captured | None, template: Template | None, report: Report) -> None:
-    if captured is None or not captured.choices:
-        report.not_captured += 1
-        return
-    best, choice = max(
-        ((_common(ids, captured.prompt + sampled), at) for at, sampled in enumerate(captured.choices)),
-        key=lambda found: (found[0], -found[1]),
-    )
-    whole = captured.prompt + captured.choices[choice]
-    if best == len(whole) == len(ids):
-        report.equal += 1
-    elif best == len(whole):
-        report.equal_but_for_template += 1
-    else:
-        report.different += 1
-        if len(report.differences) < TOLD:
-            report.differences.append(_difference(number, best, whole, ids, len(captured.prompt), template))
-
-
 def _difference(
-    number: int, at: int, whole: list[int], ids: list[int], prompt: int, template: Template | None
+    number: int, at: int, captured: list[int], rendered: list[int], prompt: int, template: Template | None
 ) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    """The first difference, at index `at`, between rendered and captured ids; `prompt` captured ids are the prompt's."""
+    difference: dict[str, Any] = {
         "row": number,
         "index": at,
         "in": "prompt" if at < prompt else "reply",
-        "captured": whole[at : at + WINDOW],
-        "rendered": ids[at : at + WINDOW],
+        "captured": captured[at : at + WINDOW],
+        "rendered": rendered[at : at + WINDOW],
     }
     if template is not None:
-        told["before_text"] = template.decode(ids[max(0, at - WINDOW) : at])
-        told["captured_text"] = template.decode(told["captured"])
-        told["rendered_text"] = template.decode(told["rendered"])
-    return told
+        difference["before_text"] = template.decode(rendered[max(0, at - WINDOW) : at])
+        difference["captured_text"] = template.decode(difference["captured"])
+        difference["rendered_text"] = template.decode(difference["rendered"])
+    return difference
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many ids two lists begin with in common."""
-    low, high = 0, min(len(one), len(other))
+def _common_prefix(ids: Sequence[int], other: Sequence[int]) -> int:
+    """The number of ids that two lists have in common at their beginning."""
+    low, high = 0, min(len(ids), len(other))
     while low < high:
         middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
+        if ids[low:middle] == other[low:middle]:
             low = middle
         else:
             high = middle - 1
     return low
-
-
-def _calls_tools(row: Row) -> bool:
-    parts = [row.get(name) for name in ("prompt", "completion", "messages")]
-    return any(
-        message.get("tool_calls")
-        for part in parts
-        if isinstance(part, list)
-        for message in part
-        if isinstance(message, dict)
-    )

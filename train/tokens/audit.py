@@ -9,17 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
 from capture.sequences.sequences import TokenSequence
 from train.errors import BadInput
+from train.extras import optional
 from train.rollouts.rollouts import Warn, find_rollouts
 from train.tokens.coverage import sampling_told
 from train.tokens.rollout_tokens import read_tokens
 
-INSTALL: Final = "pip install -e '.[trl]' in a clone of benchflow-sidecar"
 #: Logits held at once, in numbers: 256 M of them are 1 GB.
 LOGITS: Final = 256 << 20
 #: Upper ends of the histogram's bins.
@@ -144,16 +143,13 @@ def _of_call(rollout: str, call: tuple[int, int], differences: Sequence[float], 
 
 def load_score(model: Path | str) -> Score:
     """A scorer from a Hugging Face folder, in float32 on the CPU. Raises `BadInput`."""
-    try:
-        torch = import_module("torch")
-        transformers = import_module("transformers")
-    except ImportError as error:
-        raise BadInput(f"audit requires the benchflow trl extra ({error.name} is missing): {INSTALL}") from error
-    transformers.utils.logging.disable_progress_bar()
+    needed_for = "audit requires the benchflow trl extra"
+    torch = optional("torch", needed_for=needed_for, extra="trl")
+    loader = optional("transformers", "AutoModelForCausalLM", needed_for=needed_for, extra="trl")
+    optional("transformers.utils.logging", needed_for=needed_for, extra="trl").disable_progress_bar()
     if not Path(model).is_dir():
         raise BadInput(f"--model {model}: no such folder; give a Hugging Face model's folder (config.json and weights)")
     try:
-        loader = transformers.AutoModelForCausalLM
         loaded = loader.from_pretrained(model, dtype=torch.float32, local_files_only=True).eval()
     except (OSError, ValueError) as error:
         raise BadInput(f"--model {model}: cannot be loaded ({_first_line(error)})") from error

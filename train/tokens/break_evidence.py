@@ -15,7 +15,8 @@ from capture.breaks.lineage import predecessor
 from capture.journal.journal import Call, JournalReader
 from capture.record import Ids
 from capture.sequences.threads import Placement
-from train.rollouts.messages import NotChat, answer_of, chat_of
+from train.rollouts.chat import answer_of, chat_of
+from train.rollouts.messages import NotChat
 
 if TYPE_CHECKING:
     from train.tokens.call_summary import CallSummary
@@ -161,7 +162,7 @@ def _chat(line: Call, position: int) -> tuple[list[dict[str, Any]] | None, Any, 
         if not isinstance(prompt, str):
             return None, None, None, None
         return [{"role": "prompt", "content": prompt}], None, None, None
-    reply = chat.replies[position] if position < len(chat.replies) else None
-    if reply is None:
+    choice = chat.choices[position] if position < len(chat.choices) else None
+    if choice is None:
         return list(chat.messages), chat.tools, None, None
-    return list(chat.messages), chat.tools, reply.message, reply.finish_reason
+    return list(chat.messages), chat.tools, choice.message, choice.finish_reason

@@ -10,7 +10,8 @@ from capture.breaks.breaks import Break
 from capture.journal.journal import Call, JournalReader
 from capture.journal.layout import RolloutDir
 from train.errors import BadInput
-from train.rollouts.messages import Chat, NotChat, chat_of
+from train.rollouts.chat import Chat, chat_of
+from train.rollouts.messages import NotChat
 from train.rollouts.rollouts import read_result
 from train.tokens.call_summary import CallSummary
 from train.tokens.coverage import sampling_told
@@ -183,7 +184,7 @@ def call_view(reading: Reading, number: int) -> dict[str, Any]:
         "sampling": heard.sampling,
         "messages": chat.messages[same:] if chat else [],
         "same": {"call": before.number, "messages": same} if before is not None and same else None,
-        "replies": [{"message": one.message, "finish_reason": one.finish_reason} for one in chat.replies]
+        "replies": [{"message": one.message, "finish_reason": one.finish_reason} for one in chat.choices]
         if chat
         else [],
         "tools": chat.tools if chat else [],

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from train.errors import BadInput, TrainError
-from train.rows.writers import Beside
+from train.rows.atomic_file import AtomicFile
 from train.view import page
 from train.view.api import View, side_of, strip_of
 from train.view.calls import call_view, rollout_view
@@ -61,7 +61,7 @@ def write_html(view: View, path: Path, *, most: int) -> Iterator[str]:
             f"This file holds {len(where)} of {len(entries)} rollouts whole; of the others only their rows. "
             f"bench view {view.root} shows all of it."
         )
-    with Beside(path) as file:
+    with AtomicFile(path) as file:
         file.write(document(job, where, left_out, blocks).encode())
         file.commit()
     yield f"{len(where)} of {len(entries)} rollout(s) written to {path} ({path.stat().st_size / (1 << 20):.1f} MB)"

@@ -10,7 +10,7 @@ from typing import Any
 
 from capture.breaks.breaks import Decoder
 from capture.journal.journal import Call
-from train.rollouts.messages import replies_of
+from train.rollouts.chat import choices_of
 from train.rollouts.rollouts import Rollout
 from train.tokens.call_summary import CallSummary
 from train.tokens.rollout_tokens import RolloutTokens, read_tokens
@@ -149,7 +149,7 @@ def _finishes(body: dict[str, Any]) -> tuple[str | None, ...]:
     choices = body.get("choices")
     if isinstance(choices, list):
         return tuple(_text(one.get("finish_reason")) if isinstance(one, dict) else None for one in choices)
-    return tuple(reply.finish_reason for reply in replies_of(body))
+    return tuple(reply.finish_reason for reply in choices_of(body))
 
 
 def _error(body: dict[str, Any]) -> str | None:

@@ -10,14 +10,11 @@ import sys
 import time
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.train.build import make_job
 from tests.train.tool_calls import tool_job, tool_rollout
-from train.errors import BadInput
-from train.prime_rl.toml import dumps, put
 
 ROOT = Path(__file__).parents[3]
 
@@ -176,16 +173,17 @@ def test_ctrl_c_reaches_the_trainer_and_is_written_down(place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "table",
-    [
-        {"a": 1, "b": {"c": 'x"\\\n\x7fé', "d": {"e": [1, 2.5, True]}}, "f.g": [{"h": {"i": False}}, {"j": []}]},
-        {"1e": 1e-05, "empty": {}, "mixed": [1, {"a": 2}]},
-    ],
+    "value", ["'quoted \\ \"é\"'", "[1, 2.5, true]", "[{h = {i = false}}, {j = []}]", "1e-05", "1979-05-27T07:32:00Z"]
 )
-def test_toml_that_is_written_is_read_again(table: dict[str, Any]) -> None:
-    assert tomllib.loads(dumps(table)) == table
+def test_a_configurations_values_are_written_as_they_were_read(place: Path, value: str) -> None:
+    (place / "config.toml").write_text(f"[a.'b.c']\nd = {value}\n")
+    answer = run(place, *ALL, "--config", "config.toml", "--dry-run")
+    assert answer.returncode == 0, answer.stderr
+    written = tomllib.loads((place / "train-runs/sft/sft.toml").read_text())
+    assert written["a"]["b.c"]["d"] == tomllib.loads(f"d = {value}")["d"]
 
 
-def test_a_value_is_no_table() -> None:
-    with pytest.raises(BadInput, match="data is a value already"):
-        put({"data": 1}, "data.name", "x")
+def test_a_value_is_not_a_table(place: Path) -> None:
+    (place / "config.toml").write_text("optim = 1\n")
+    answer = run(place, *ALL, "--config", "config.toml", "--override", "optim.lr=1", "--dry-run")
+    assert (answer.returncode, "optim is a value already, not a table" in answer.stderr) == (2, True)

@@ -12,9 +12,9 @@ import pytest
 from capture.journal.journal import JournalReader
 from proxy import Settings, serve
 from tests.proxy.fake_engine import FakeEngine, answers
-from train.rollouts.messages import chat_of, replies_of
+from train.rollouts.chat import chat_of, choices_of
 from train.rollouts.rollouts import find_rollouts
-from train.rows.convert import Options, convert
+from train.rows.convert import ConvertOptions, convert
 from train.tokens.rollout_tokens import read_tokens
 
 PROMPT = [1, 2, 3, 4]
@@ -107,7 +107,7 @@ async def test_rows_are_those_of_the_same_chat_calls(tmp_path: Path, dialect: st
             wrote = []
             for folder in (spoken, plain):
                 out = tmp_path / "rows.jsonl"
-                convert(folder, out, Options(format=form, row_mode=mode))
+                convert(folder, out, ConvertOptions(format=form, row_mode=mode))
                 wrote.append(steady(out.read_text(), folder))
             assert wrote[0] == wrote[1] and wrote[0], (form, mode)
     (rollout,) = find_rollouts(spoken)
@@ -123,12 +123,12 @@ def steady(rows: str, folder: Path) -> str:
 async def test_a_call_is_read_as_the_chat_it_was(tmp_path: Path, dialect: str) -> None:
     folder = await made(tmp_path / dialect, dialect, stream=True)
     first, second = JournalReader(folder / "trajectory/llm_trajectory.jsonl")
-    assert [call["function"]["arguments"] for call in chat_of(first).replies[0].message["tool_calls"]] == [ARGUMENTS]
+    assert [call["function"]["arguments"] for call in chat_of(first).choices[0].message["tool_calls"]] == [ARGUMENTS]
     asked = json.loads(json.dumps(chat_of(second).messages))
     assert [message["role"] for message in asked] == ["system", "user", "assistant", "tool"]
     # The agent may have had the arguments parsed: what the model wrote is what it reads again.
     assert asked[2]["tool_calls"][0]["function"]["arguments"] == ARGUMENTS
-    assert chat_of(second).replies[0].finish_reason == "stop"
+    assert chat_of(second).choices[0].finish_reason == "stop"
 
 
 @pytest.mark.parametrize("finish", [None, {}, ["length"], 3])
@@ -139,4 +139,4 @@ def test_a_finish_reason_that_is_no_word_is_none(finish: Any) -> None:
         {"content": [{"type": "text", "text": SAID}], "stop_reason": finish},
         {"output": [], "status": finish},
     )
-    assert [reply.finish_reason for answer in told for reply in replies_of(answer)] == [None, None, None]
+    assert [reply.finish_reason for answer in told for reply in choices_of(answer)] == [None, None, None]

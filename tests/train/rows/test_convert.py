@@ -92,7 +92,7 @@ def test_segments_of_a_broken_rollout_are_rows_of_their_own(tmp_path: Path) -> N
     job = make_job(tmp_path / "job", [{"calls": broken(2)}])
     with pytest.raises(NothingWritten) as caught:
         convert(job, tmp_path / "o.jsonl", options(format="trl-sft-ids"))
-    assert "--row-mode segment keeps every part that is exact" in "\n".join(caught.value.told)
+    assert "--row-mode segment keeps every part that is exact" in "\n".join(caught.value.notes)
     made = convert(job, tmp_path / "o.jsonl", options(format="trl-sft-ids", row_mode="segment"))
     assert made.rows == 2
     assert sum(row["sampled_tokens"] for row in rows_of(tmp_path / "o.jsonl")) == 8
@@ -174,7 +174,7 @@ def test_failed_cut_and_side_calls_are_no_rows(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", [{"calls": [*calls, title, cut, failed(4)]}])
     made = convert(job, tmp_path / "o.jsonl", options(row_mode="exchange"))
     assert made.rows == 2
-    assert made.told == [
+    assert made.notes == [
         "left out 1 call(s): the engine's answer was an error",
         "left out 1 call(s): cut off before the reply was over",
         "left out 1 call(s): a side call (title, summary, sub-agent), not the agent's own work",
@@ -186,14 +186,14 @@ def test_a_rollout_without_capture_gives_message_rows_and_no_ids(tmp_path: Path)
     assert convert(job, tmp_path / "o.jsonl", options()).rows == 1
     with pytest.raises(NothingWritten) as caught:
         convert(job, tmp_path / "i.jsonl", options(format="trl-sft-ids"))
-    assert "BENCHFLOW_CAPTURE_TOKEN_LOGPROBS=1" in caught.value.told[0]
+    assert "BENCHFLOW_CAPTURE_TOKEN_LOGPROBS=1" in caught.value.notes[0]
 
 
 def test_an_image_is_no_text(tmp_path: Path) -> None:
     picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
     job = make_job(tmp_path / "job", [{}, {"calls": [line(0, [1], [2], messages=picture)]}])
     made = convert(job, tmp_path / "o.jsonl", options())
-    assert (made.rows, made.told) == (1, ["left out 1 call(s): images or other parts that are no text"])
+    assert (made.rows, made.notes) == (1, ["left out 1 call(s): images or other parts that are no text"])
 
 
 def test_reasoning_is_left_out_and_said(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_trl_grpo_says_once_a_rollout_how_it_was_sampled(tmp_path: Path) -> None
     }
     job = make_job(tmp_path / "job", [{"calls": conversation(3, sampling=cold)}])
     made = convert(job, tmp_path / "o.jsonl", options(format="trl-grpo"))
-    (sentence,) = made.told
+    (sentence,) = made.notes
     assert "temperature 0.7" in sentence and "importance ratios" in sentence and "write-number__00000001" in sentence
     assert json.loads(rows_of(tmp_path / "o.jsonl")[0]["sampling"])[0]["sent"]["temperature"] == 0.7
 
@@ -263,7 +263,7 @@ def test_ids_that_spell_a_secret_are_left_out_with_redact(tmp_path: Path) -> Non
     calls[0]["request"]["body"]["messages"][0]["content"] = f"my key is {SECRET}"
     job = make_job(tmp_path / "job", [{"calls": calls}, {}])
     made = convert(job, tmp_path / "o.jsonl", options(format="trl-sft-ids", redact=True))
-    assert (made.rows, made.told) == (
+    assert (made.rows, made.notes) == (
         1,
         ["left out 1 row(s): holds what looks like a secret, and token ids cannot be redacted"],
     )

@@ -101,7 +101,7 @@ def test_a_text_completion_has_ids_and_no_messages(tmp_path: Path) -> None:
     assert convert(job, tmp_path / "i.jsonl", options(format="trl-sft-ids")).rows == 1
     with pytest.raises(NothingWritten) as caught:
         convert(job, tmp_path / "m.jsonl", options())
-    assert "no chat; trl-sft-ids takes text completions" in caught.value.told[0]
+    assert "no chat; trl-sft-ids takes text completions" in caught.value.notes[0]
 
 
 # --- files of rows
@@ -114,7 +114,7 @@ def test_a_results_file_is_a_source_of_message_rows(tmp_path: Path) -> None:
     made = convert(source, tmp_path / "o.jsonl", options())
     (row,) = rows_of(tmp_path / "o.jsonl")
     assert row["completion"] == [{"role": "assistant", "content": "done"}]
-    assert made.told == ["left out 1 rollout(s): ended in an error, without a reward"]
+    assert made.notes == ["left out 1 rollout(s): ended in an error, without a reward"]
     with pytest.raises(BadInput, match="holds no token ids"):
         convert(source, tmp_path / "o.jsonl", options(format="trl-grpo"))
     with pytest.raises(BadInput, match="--group-advantage needs a job folder"):
@@ -127,7 +127,7 @@ def test_a_results_file_of_benchflow_0_7_where_zero_means_unscored(tmp_path: Pat
     source.write_text(json.dumps(old) + "\n" + json.dumps(results_line(info={"task_id": "t"}, reward=0.0)) + "\n")
     made = convert(source, tmp_path / "o.jsonl", options(include_errored=True))
     assert [row["reward"] for row in rows_of(tmp_path / "o.jsonl")] == [0.0]
-    assert made.told == ["left out 1 rollout(s): ended in an error, without a reward"]
+    assert made.notes == ["left out 1 rollout(s): ended in an error, without a reward"]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_a_log_that_cannot_be_read_costs_its_rollout_only(tmp_path: Path) -> Non
     job = make_job(tmp_path / "job", [{"calls": odd}, {}])
     made = convert(job, tmp_path / "o.jsonl", options(format="trl-sft-ids", row_mode="segment"))
     assert made.rows == 1
-    assert made.told == [
+    assert made.notes == [
         "left out 1 rollout(s): none of its calls is complete (bench train token-coverage says why)",
     ]
     assert convert(job, tmp_path / "m.jsonl", options()).rows == 2, "its messages are still there"

@@ -23,8 +23,8 @@ from tests.train.tool_calls import (
     tool_rollout,
 )
 from train.errors import BadInput, NothingWritten, TrainError
-from train.rollouts.messages import Growing, plain
-from train.rows.convert import Options, convert
+from train.rollouts.messages import PlainHistory, plain
+from train.rows.convert import ConvertOptions, convert
 from train.rows.formats import NAMES, find_format
 from train.rows.writers import read_rows
 
@@ -33,7 +33,7 @@ def made(tmp_path: Path, form: str, calls: list[Line], **options: Any) -> tuple[
     """The rows of a rollout of these calls, and what was told."""
     job = make_job(tmp_path / "job", [{"calls": calls}])
     out = tmp_path / SUFFIX.get(form, "rows.jsonl")
-    told = convert(job, out, Options(format=form, **options)).told
+    told = convert(job, out, ConvertOptions(format=form, **options)).told
     return [row for _, row in read_rows(out, find_format(form))], told
 
 
@@ -84,7 +84,7 @@ def test_a_reply_whose_arguments_are_no_object_is_left_out_where_they_are_parsed
     for form in ("trl-sft", "prime-sft", "skyrl-sft"):
         with pytest.raises(NothingWritten) as caught:
             made(tmp_path / form, form, [cut])
-        assert "a tool call's arguments are no JSON object" in caught.value.told[0]
+        assert "a tool call's arguments are no JSON object" in caught.value.notes[0]
     rows, _ = made(tmp_path / "ids", "trl-sft-ids", [cut])
     assert rows[0]["sampled_tokens"] == 4
 
@@ -157,7 +157,7 @@ def test_parquet_rows_with_other_columns_and_types_in_one_file(tmp_path: Path) -
     plain[0]["response"]["body"].pop("usage", None)
     job = make_job(tmp_path / "job", [{"calls": plain, "reward": 1}, {"calls": tool_rollout(), "reward": 0.5}])
     for form in ("verl-sft", "prime-sft"):
-        made = convert(job, tmp_path / f"{form}.parquet", Options(format=form))
+        made = convert(job, tmp_path / f"{form}.parquet", ConvertOptions(format=form))
         assert made.rows == 2
         assert pq.read_table(tmp_path / f"{form}.parquet").column("reward").to_pylist() == [1.0, 0.5]
 
@@ -167,7 +167,7 @@ def test_tools_that_fit_into_no_table_are_a_sentence(tmp_path: Path) -> None:
     odd["function"]["parameters"]["properties"] = {"command": {"type": ["string", "null"]}}
     job = make_job(tmp_path / "job", [{"calls": tool_rollout([BASH])}, {"calls": tool_rollout([odd])}])
     with pytest.raises(TrainError, match="the rows do not fit into one Parquet table"):
-        convert(job, tmp_path / "rows/t.parquet", Options(format="verl-sft"))
+        convert(job, tmp_path / "rows/t.parquet", ConvertOptions(format="verl-sft"))
     assert list((tmp_path / "rows").iterdir()) == []
 
 
@@ -194,8 +194,8 @@ def test_an_unscored_rollout_is_no_episode_and_no_grpo_row(tmp_path: Path) -> No
     job = make_job(tmp_path / "job", [{"reward": None}])
     for form in ("openenv-episodes", "trl-grpo"):
         with pytest.raises(NothingWritten) as caught:
-            convert(job, tmp_path / SUFFIX.get(form, "rows.jsonl"), Options(format=form))
-        assert "not scored, and the format needs a reward" in caught.value.told[0]
+            convert(job, tmp_path / SUFFIX.get(form, "rows.jsonl"), ConvertOptions(format=form))
+        assert "not scored, and the format needs a reward" in caught.value.notes[0]
     assert [one.name for one in tmp_path.iterdir()] == ["job"], "no empty folder either"
 
 
@@ -350,5 +350,5 @@ def test_a_conversation_that_goes_on_is_made_plain_as_if_each_call_stood_alone()
     system, hi = {"role": "system", "content": None}, {"role": "user", "content": [{"text": "a"}, {"text": "b"}]}
     late, tool = {"role": "developer", "content": "be brief"}, {"role": "tool", "tool_call_id": "c", "content": "ok"}
     calls = [[system, hi], [system, hi, late, tool], [late, hi, tool], [hi], [hi, system], [hi, system, hi]]
-    growing = Growing()
-    assert [growing.plain(messages) for messages in calls] == [plain(messages).messages for messages in calls]
+    history = PlainHistory()
+    assert [history.plain(messages) for messages in calls] == [plain(messages).messages for messages in calls]

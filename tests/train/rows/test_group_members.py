@@ -61,14 +61,14 @@ def test_a_group_with_one_bad_member_is_withheld_whole(tmp_path: Path, spec: dic
     job = make_job(tmp_path / "job", [{"reward": 0.0}, spec, {"task": "other"}, {"task": "other"}])
     made = convert(job, tmp_path / "o.jsonl", options(group=GroupOptions()))
     assert {row["task_id"] for row in rows_of(tmp_path / "o.jsonl")} == {"other"}
-    assert sentence in made.told
+    assert sentence in made.notes
 
 
 def test_a_group_that_is_not_full_is_withheld(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", [{"reward": float(k)} for k in range(3)])
     made = convert(job, tmp_path / "o.jsonl", options(group=GroupOptions(size=2)))
     assert made.rows == 2
-    assert "left out 1 rollout(s): in a group that is not full" in made.told
+    assert "left out 1 rollout(s): in a group that is not full" in made.notes
 
 
 def test_a_member_that_cannot_be_a_row_takes_its_group_with_it(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_member_that_cannot_be_a_row_takes_its_group_with_it(tmp_path: Path) -
     )
     made = convert(job, tmp_path / "o.jsonl", options(format="trl-grpo", group=GroupOptions()))
     assert [row["task_id"] for row in rows_of(tmp_path / "o.jsonl")] == ["b", "b"]
-    assert "left out 1 rollout(s): in a group of which another rollout cannot be a row" in made.told
+    assert "left out 1 rollout(s): in a group of which another rollout cannot be a row" in made.notes
 
 
 def test_a_failed_attempt_that_was_retried_is_no_member(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_failed_attempt_that_was_retried_is_no_member(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", [bad, {"reward": 1.0}, {"reward": 1.0, "task": "b"}], retry=retry)
     made = convert(job, tmp_path / "o.jsonl", options(group=GroupOptions()))
     assert made.rows == 2
-    assert "left out 1 rollout(s): a failed attempt that a retry stands in for" in made.told
+    assert "left out 1 rollout(s): a failed attempt that a retry stands in for" in made.notes
 
 
 def test_min_reward_filters_after_the_group_was_counted(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.train.build import GOLDEN, Line, make_job
 from tests.train.tool_calls import BASH, SUFFIX, WRITE, other_call, sampled_count, tool_job, tool_rollout
 from train.cli import app
 from train.errors import BadInput, NoSuchPath
-from train.rows.convert import Options, convert
+from train.rows.convert import ConvertOptions, convert
 from train.rows.formats import NAMES
 from train.rows.render import RenderError, Template
 from train.rows.validate import validate
@@ -32,7 +32,7 @@ def run(*arguments: str | Path) -> Result:
 def rows(tmp_path: Path, form: str, calls: list[Line] | None = None, **options: Any) -> Path:
     job = make_job(tmp_path / "job", [{"calls": calls or tool_rollout()}])
     out = tmp_path / SUFFIX.get(form, "rows.jsonl")
-    convert(job, out, Options(format=form, **options))
+    convert(job, out, ConvertOptions(format=form, **options))
     return out
 
 

@@ -32,7 +32,7 @@ from tests.train.build import (
 )  # fmt: skip
 from train import BadInput, JobStopped, NoSuchPath, RolloutRecord, StreamTimeout, astream_rollouts, stream_rollouts
 from train.groups.groups import GroupOptions
-from train.rows.convert import Options, convert
+from train.rows.convert import ConvertOptions, convert
 from train.view.api import View
 
 SCHEMA = validator("rollout_stream.v1")
@@ -133,7 +133,7 @@ def test_stream_rows_and_view_make_the_same_groups_whatever_the_files_times(tmp_
     records, withheld, _ = once(job, group_size=2)
     streamed = {row["rollout"]: row["advantage"] for row in records}
     groups = GroupOptions(size=2)
-    convert(job, tmp_path / "rows.jsonl", Options(format="trl-sft", group=groups))
+    convert(job, tmp_path / "rows.jsonl", ConvertOptions(format="trl-sft", group=groups))
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     view = View(job, grouping=groups)
     view.index.scan()

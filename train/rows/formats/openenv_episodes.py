@@ -1,6 +1,6 @@
 """`openenv-episodes`: OpenEnv's EpisodeRecord (openenv-core 0.3, openenv 0.10), a folder with results.jsonl.
 
-`reward` is a number there, so an unscored rollout is no episode: it is left out, never written as 0.
+`reward` is a number there, so an unscored rollout is left out, never written as 0.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ import math
 from typing import Any
 
 from train.rollouts.messages import Message, arguments_of
-from train.rows.formats import SOURCE, Exchange, Format, Row
+from train.rows.formats.base import SOURCE, ConversationExample, Format, Row
 from train.rows.formats.trl_sft import with_objects
 
 
-def row(example: Exchange) -> Row:
-    """The fields of `EpisodeRecord`; what it has no field for stands in `extra`."""
+def row(example: ConversationExample) -> Row:
+    """The fields of `EpisodeRecord`; whatever it has no field for is in `extra`."""
     origin = example.origin
     messages = [with_objects(message) for message in (*example.messages, example.reply)]
     rewards = origin.result.get("rewards")
     return {
-        "episode_id": origin.rollout,
+        "episode_id": origin.id,
         "messages": messages,
         "reward": origin.reward,
         "done": origin.result.get("error") is None,
@@ -31,7 +31,7 @@ def row(example: Exchange) -> Row:
         "extra": {
             "agent": origin.agent,
             "model": origin.model,
-            "tools": example.tools,
+            **({"tools": example.tools} if example.tools else {}),
             "source": SOURCE,
             "source_path": origin.journal,
             "source_rollout_dir": origin.rollout_dir,
@@ -42,7 +42,7 @@ def row(example: Exchange) -> Row:
 
 
 def tool_trace(messages: list[Message]) -> list[dict[str, Any]]:
-    """One entry a tool call, with what the tool answered; a call without an answer is not done."""
+    """One entry per tool call, with what the tool answered; a call without an answer is not done."""
     answers = {message["tool_call_id"]: message["content"] for message in messages if message["role"] == "tool"}
     return [
         {
@@ -87,13 +87,17 @@ def check(row: Row) -> list[str]:
     problems = [f"{name} is missing" for name in _TYPES if name not in row]
     for name, kind in _TYPES.items():
         if name in row and (not isinstance(row[name], kind) or (name == "reward" and isinstance(row[name], bool))):
-            problems.append(f"{name} must be {_said(kind)}")
+            problems.append(f"{name} must be {_type_name(kind)}")
     unknown = set(row) - set(_TYPES) - {"task"}
-    problems += [f"{name} is no field of an episode" for name in sorted(unknown)]
+    problems += [f"{name} is not a field of an episode" for name in sorted(unknown)]
     return problems
 
 
-def _said(kind: type | tuple[type, ...]) -> str:
+def conversation(row: Row) -> tuple[list[Message], list[Any]]:
+    return row["messages"], row["extra"].get("tools") or []
+
+
+def _type_name(kind: type | tuple[type, ...]) -> str:
     if isinstance(kind, tuple):
         return "a number"
     return {str: "a string", list: "a list", bool: "true or false", dict: "an object"}[kind]
@@ -101,11 +105,12 @@ def _said(kind: type | tuple[type, ...]) -> str:
 
 FORMAT = Format(
     name="openenv-episodes",
-    says="OpenEnv episode records, one a rollout",
+    summary="OpenEnv episode records, one per rollout",
     reads="messages",
     trains="last",
     row=row,
     check=check,
+    conversation=conversation,
     container="folder",
     file="results.jsonl",
     needs_reward=True,

@@ -1,20 +1,21 @@
 """`skyrl-sft`: SkyRL's SFT trainer, which loads a folder with this file by its name.
 
-One row a branch suits `train_on_what: all_assistant_messages`; `--row-mode exchange` suits SkyRL's default,
-`last_assistant_message`. A row ends with the assistant, or SkyRL 0.3 would drop it.
+One row per branch suits `train_on_what: all_assistant_messages`; `--row-mode exchange` suits SkyRL's default,
+`last_assistant_message`. A row ends with the assistant: SkyRL 0.3 drops it otherwise.
 """
 
 from __future__ import annotations
 
-from train.rows.formats import Exchange, Format, Row, as_text, prime_sft, provenance_of_exchange
+from train.rows.formats import prime_sft
+from train.rows.formats.base import ConversationExample, Format, Row, conversation_provenance, tools_text
 
 
-def row(example: Exchange) -> Row:
-    """`messages`, `tools` JSON string, then where it comes from."""
+def row(example: ConversationExample) -> Row:
+    """`messages`, `tools` (a JSON string, or null), then the origin."""
     return {
-        "messages": prime_sft.conversation(example),
-        "tools": as_text(example.tools),
-    } | provenance_of_exchange(example)
+        "messages": prime_sft.messages_of(example),
+        "tools": tools_text(example),
+    } | conversation_provenance(example)
 
 
 def check(row: Row) -> list[str]:
@@ -27,9 +28,10 @@ def check(row: Row) -> list[str]:
 
 FORMAT = Format(
     name="skyrl-sft",
-    says="SkyRL sft, one row a branch",
+    summary="SkyRL sft, one row per branch",
     reads="messages",
     trains="all",
     row=row,
     check=check,
+    conversation=prime_sft.conversation,
 )

@@ -1,8 +1,8 @@
-"""`trl-grpo`: one rollout a row for a GRPO step on what was really sampled, through TRL's `rollout_func`.
+"""`trl-grpo`: one rollout per row for a GRPO step on what was really sampled, through TRL's `rollout_func`.
 
-`env_mask` is 1 for a sampled id and 0 for the environment's, `logprobs` is 0.0 where the mask is 0. TRL (1.16) groups
-consecutive rows and has no place for a second row of a rollout, so one that branches is left out in row mode `rollout`.
-TRL computes the advantage from `reward` itself; a trainer that takes `advantage` must not normalise it again.
+`env_mask` is 1 for a sampled id and 0 for one of the environment; `logprobs` is 0.0 where the mask is 0. TRL (1.16)
+groups consecutive rows and has no place for a second row of a rollout, so a rollout that branches is left out in row
+mode `rollout`. TRL computes the advantage from `reward`; a trainer that takes `advantage` must not normalize it again.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import math
 
 import orjson
 
-from train.rows.formats import Format, Row, Tokens
-from train.rows.formats.trl_sft_ids import check_ids, provenance_of_tokens
+from train.rows.formats.base import Format, Row, TokenExample
+from train.rows.formats.trl_sft_ids import check_ids, token_provenance
 
 
-def row(example: Tokens) -> Row:
-    """`prompt_ids`, `completion_ids`, `env_mask`, `logprobs`, `reward`, `advantage` (null without groups), `group`."""
+def row(example: TokenExample) -> Row:
+    """P `prompt_ids`; C values each of `completion_ids`, `env_mask` and `logprobs`; `reward`; `advantage` and `group`.
+
+    `advantage` and `group` are null without --group-advantage.
+    """
     sequence = example.sequence
     made = {
         "prompt_ids": sequence.prompt_ids.json(),
@@ -27,11 +30,11 @@ def row(example: Tokens) -> Row:
         "advantage": None,
         "group": None,
     }
-    return made | provenance_of_tokens(example)
+    return made | token_provenance(example)
 
 
 def check(row: Row) -> list[str]:
-    """Equal lengths, a mask of 0 and 1, finite logprobs that are no more than 0, and something sampled."""
+    """Equal lengths, a mask of 0 and 1, finite logprobs of at most 0, and at least one sampled id."""
     problems = check_ids(row.get("prompt_ids"), "prompt_ids") + check_ids(row.get("completion_ids"), "completion_ids")
     if problems:
         return problems
@@ -44,7 +47,7 @@ def check(row: Row) -> list[str]:
     if problems:
         return problems
     if any(value not in (0, 1) for value in row["env_mask"]):
-        problems.append("env_mask holds something else than 0 and 1")
+        problems.append("env_mask has values other than 0 and 1")
     elif not any(row["env_mask"]):
         problems.append("no token was sampled")
     for at, (mask, value) in enumerate(zip(row["env_mask"], row["logprobs"], strict=True)):
@@ -61,12 +64,12 @@ def check(row: Row) -> list[str]:
 
 FORMAT = Format(
     name="trl-grpo",
-    says="TRL GRPOTrainer through rollout_func, ids, mask and logprobs, one row a rollout",
+    summary="TRL GRPOTrainer through rollout_func, ids, mask and logprobs, one row per rollout",
     reads="ids",
     trains="sampled",
     row=row,
     check=check,
     one_row_a_rollout=True,
     needs_reward=True,
-    tells_sampling=True,
+    notes_sampling=True,
 )

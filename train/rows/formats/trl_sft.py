@@ -1,37 +1,49 @@
 """`trl-sft`: TRL's SFTTrainer, prompt and completion as messages; the completion is one reply, and it alone is trained.
 
-TRL renders the messages again (1.16, `SFTTrainer`), so a row trains the token that a template puts after the stop
-besides what was sampled; `trl-sft-ids` does not. `tools` is a JSON string, which TRL parses: as a list of structs Arrow
-would give every tool the parameters of the others, null. Arguments are objects, because templates write them with
-`tojson` and a string would come out quoted twice.
+TRL renders the messages again (1.16, `SFTTrainer`), so a row also trains the token that a template puts after the stop;
+`trl-sft-ids` does not. `tools` is a JSON string, which TRL parses: as a list of structs, Arrow would give every tool
+the parameters of the others, null. Arguments are objects, because templates write them with `tojson` and a string would
+be quoted twice.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from train.rollouts.messages import Message, arguments_of
 from train.rows.checks import check_messages, check_tools, tools_of
-from train.rows.formats import Exchange, Format, LeftOut, Row, as_text, provenance_of_exchange
+from train.rows.formats.base import (
+    ConversationExample,
+    Format,
+    MalformedArguments,
+    Row,
+    conversation_provenance,
+    tools_text,
+)
 
 
-def row(example: Exchange) -> Row:
-    """`prompt` [message], `completion` [one assistant message], `tools` JSON string, then where it comes from."""
+def row(example: ConversationExample) -> Row:
+    """`prompt` [message], `completion` [one assistant message], `tools` (a JSON string, or null), then the origin.
+
+    `tools` is there even where it is null: `select_columns(["prompt", "completion", "tools"])` needs the column.
+    """
     if any(arguments_of(call) is None for call in example.reply.get("tool_calls", ())):
-        raise LeftOut("malformed_tool_arguments")
+        raise MalformedArguments
     made: Row = {
         "prompt": [with_objects(message) for message in example.messages],
         "completion": [with_objects(example.reply)],
-        "tools": as_text(example.tools),
+        "tools": tools_text(example),
     }
     if example.template_kwargs:
         made["chat_template_kwargs"] = example.template_kwargs
-    return made | provenance_of_exchange(example)
+    return made | conversation_provenance(example)
 
 
 def with_objects(message: Message) -> Message:
     """The message with every tool call's arguments as an object.
 
-    What the model once wrote and is no object stays as BenchFlow keeps it, under `_malformed_json_arguments`; only in
-    the prompt, where it is not trained.
+    Malformed arguments in the prompt stay as BenchFlow keeps them, under `_malformed_json_arguments`: they are not
+    trained there.
     """
     calls = message.get("tool_calls")
     if not calls:
@@ -58,15 +70,20 @@ def check(row: Row) -> list[str]:
     return problems + check_tools(tools, "tools") + check_messages([*prompt, *completion], tools, "tools")
 
 
+def conversation(row: Row) -> tuple[list[Message], list[Any]]:
+    return [*row["prompt"], *row["completion"]], tools_of(row, "tools")[0]
+
+
 def _role(message: object) -> object:
     return message.get("role") if isinstance(message, dict) else None
 
 
 FORMAT = Format(
     name="trl-sft",
-    says="TRL SFTTrainer, messages; the last reply of each row is trained",
+    summary="TRL SFTTrainer, messages; the last reply of each row is trained",
     reads="messages",
     trains="last",
     row=row,
     check=check,
+    conversation=conversation,
 )

@@ -1,27 +1,30 @@
-"""`trl-sft-ids`: TRL's SFTTrainer on the very ids that were sampled; nothing is rendered or tokenized again.
+"""`trl-sft-ids`: TRL's SFTTrainer on exactly the ids that were sampled; nothing is rendered or re-tokenized.
 
-TRL (1.16) takes a row with `input_ids` and `labels` as it is, in every mode. A `completion_mask` without `labels` it
-ignores unless it is told otherwise, and then every token trains: hence labels.
+TRL (1.16) takes a row with `input_ids` and `labels` as it is, in every mode. It ignores a `completion_mask` without
+`labels` by default, and then every token trains: hence labels.
 """
 
 from __future__ import annotations
 
 import orjson
 
-from train.rows.formats import Format, Row, Tokens, as_text, provenance
+from train.rows.formats.base import Format, Row, TokenExample, as_text, provenance
 
 
-def row(example: Tokens) -> Row:
-    """`input_ids` (prompt and completion), `labels` (the id where it was sampled, -100 elsewhere), and its origin."""
+def row(example: TokenExample) -> Row:
+    """`input_ids` and `labels`, both of the length of prompt and completion, then the origin.
+
+    A label is the id where it was sampled, and -100 elsewhere.
+    """
     sequence = example.sequence
     return {
         "input_ids": (sequence.prompt_ids + sequence.completion_ids).json(),
         "labels": orjson.Fragment(b"[" + sequence.labels_text() + b"]"),
-    } | provenance_of_tokens(example)
+    } | token_provenance(example)
 
 
-def provenance_of_tokens(example: Tokens) -> Row:
-    """Where a token row comes from; `calls` are the calls' numbers, `lines` their lines in the journal, from 0."""
+def token_provenance(example: TokenExample) -> Row:
+    """Where a token row comes from. `calls` are call numbers, `lines` their 0-based lines in the journal."""
     sequence = example.sequence
     return provenance(example.origin) | {
         "segment": example.segment,
@@ -34,7 +37,7 @@ def provenance_of_tokens(example: Tokens) -> Row:
 
 
 def check(row: Row) -> list[str]:
-    """Lengths, and that a label is the id it stands at or -100."""
+    """Equal lengths; each label is the id at its place, or -100."""
     ids, labels = row.get("input_ids"), row.get("labels")
     problems = [*check_ids(ids, "input_ids")]
     if not isinstance(labels, list):
@@ -44,9 +47,9 @@ def check(row: Row) -> list[str]:
     assert isinstance(ids, list)
     if len(labels) != len(ids):
         return [f"labels has {len(labels)} entries for {len(ids)} input_ids"]
-    for at, (one, label) in enumerate(zip(ids, labels, strict=True)):
-        if label not in (-100, one):
-            return [f"labels[{at}] is {label}, neither -100 nor the id {one} that stands there"]
+    for at, (token_id, label) in enumerate(zip(ids, labels, strict=True)):
+        if label not in (-100, token_id):
+            return [f"labels[{at}] is {label}, neither -100 nor the id {token_id} at its place"]
     if all(label == -100 for label in labels):
         problems.append("no label is trained")
     elif labels[0] != -100:
@@ -57,15 +60,15 @@ def check(row: Row) -> list[str]:
 def check_ids(ids: object, name: str) -> list[str]:
     if not isinstance(ids, list) or not ids:
         return [f"{name} must be a non-empty list of token ids"]
-    for at, one in enumerate(ids):
-        if type(one) is not int or one < 0:
-            return [f"{name}[{at}] is {one!r}, not a token id"]
+    for at, token_id in enumerate(ids):
+        if type(token_id) is not int or token_id < 0:
+            return [f"{name}[{at}] is {token_id!r}, not a token id"]
     return []
 
 
 FORMAT = Format(
     name="trl-sft-ids",
-    says="TRL SFTTrainer, exact ids and labels; sampled tokens only",
+    summary="TRL SFTTrainer, exact ids and labels; sampled tokens only",
     reads="ids",
     trains="sampled",
     row=row,

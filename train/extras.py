@@ -1,0 +1,27 @@
+"""Optional packages: imported where they are needed, with a sentence where they are missing or broken."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from train.errors import BadInput
+
+
+def optional(module: str, attribute: str | None = None, *, needed_for: str, extra: str) -> Any:
+    """The module, or an attribute of it. `needed_for` begins the sentence, as in "Parquet needs the train extra".
+
+    Raises `BadInput` where the package is not installed, and where importing it fails in any way: compiled packages
+    raise whatever their own dependencies do, and lazy ones only when an attribute is asked for.
+    """
+    install = f"pip install -e '.[{extra}]' in a clone of benchflow-sidecar"
+    try:
+        found = import_module(module)
+        return found if attribute is None else getattr(found, attribute)
+    except ModuleNotFoundError as error:
+        raise BadInput(f"{needed_for} ({error.name} is missing): {install}") from error
+    except Exception as error:
+        message = (str(error).strip().splitlines() or ["no message"])[0][:200]
+        raise BadInput(
+            f"{needed_for} ({module} is installed but cannot be imported: {type(error).__name__}: {message}): {install}"
+        ) from error
