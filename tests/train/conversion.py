@@ -25,7 +25,7 @@ def options(**given: Any) -> ConvertOptions:
 
 
 def notes_of(result: Any) -> str:
-    return "\n".join(result.told)
+    return "\n".join(result.notes)
 
 
 def results_line(**given: Any) -> dict[str, Any]:

@@ -207,7 +207,7 @@ def template_kwargs(row: Row) -> dict[str, Any]:
 def _difference(
     number: int, at: int, captured: list[int], rendered: list[int], prompt: int, template: Template | None
 ) -> dict[str, Any]:
-    """The first difference, at index `at`, between rendered and captured ids; `prompt` captured ids are the prompt's."""
+    """The first difference, at index `at`, between rendered and captured ids; the first `prompt` are the prompt."""
     difference: dict[str, Any] = {
         "row": number,
         "index": at,

@@ -128,11 +128,11 @@ def test_no_secret_is_written(place: Path) -> None:
     ("arguments", "sentence"),
     [
         (["job", "--prime-rl-dir", "nowhere", "--model", "m"], "No such path: nowhere"),
-        (["job", "--prime-rl-dir", "job", "--model", "m"], "job is no checkout of Prime-RL"),
+        (["job", "--prime-rl-dir", "job", "--model", "m"], "job is not a checkout of Prime-RL"),
         (["job", "--prime-rl-dir", "prime-rl"], "no model is named"),
         (["--prime-rl-dir", "prime-rl", "--model", "m"], "give the job folder to train on, or rows with --data"),
         ([*ALL, "--override", "lr"], "--override must be NAME=VALUE"),
-        ([*ALL, "--config", "job/summary.json"], "is no TOML"),
+        ([*ALL, "--config", "job/summary.json"], "is not valid TOML"),
         ([*ALL, "--data", "job"], "not both"),
     ],
 )

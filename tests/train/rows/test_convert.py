@@ -76,7 +76,7 @@ def test_branches_that_share_a_reply_say_that_it_trains_twice(tmp_path: Path) ->
     job = make_job(tmp_path / "job", [{"calls": [*calls, fork]}])
     made = convert(job, tmp_path / "o.jsonl", options(format="prime-sft"))
     assert made.rows == 2
-    assert "1 reply(s) stand in more than one branch" in notes_of(made)
+    assert "1 reply(s) are in more than one branch" in notes_of(made)
 
 
 def test_a_reply_that_came_back_changed_cuts_the_conversation_and_is_told(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_reply_that_came_back_changed_cuts_the_conversation_and_is_told(tmp_pa
     job = make_job(tmp_path / "job", [{"calls": calls}])
     made = convert(job, tmp_path / "o.jsonl", options(format="prime-sft"))
     assert [row["messages"][-1]["content"] for row in rows_of(tmp_path / "o.jsonl")] == ["reply 0", "reply 1"]
-    assert "1 reply(s) did not come back in the next prompt as they were" in notes_of(made)
+    assert "1 reply(s) came back changed in the next prompt" in notes_of(made)
 
 
 def test_segments_of_a_broken_rollout_are_rows_of_their_own(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_failed_cut_and_side_calls_are_no_rows(tmp_path: Path) -> None:
     assert made.rows == 2
     assert made.notes == [
         "left out 1 call(s): the engine's answer was an error",
-        "left out 1 call(s): cut off before the reply was over",
+        "left out 1 call(s): cut off before the reply was complete",
         "left out 1 call(s): a side call (title, summary, sub-agent), not the agent's own work",
     ]
 
@@ -193,7 +193,7 @@ def test_an_image_is_no_text(tmp_path: Path) -> None:
     picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
     job = make_job(tmp_path / "job", [{}, {"calls": [line(0, [1], [2], messages=picture)]}])
     made = convert(job, tmp_path / "o.jsonl", options())
-    assert (made.rows, made.notes) == (1, ["left out 1 call(s): images or other parts that are no text"])
+    assert (made.rows, made.notes) == (1, ["left out 1 call(s): images or other parts that are not text"])
 
 
 def test_reasoning_is_left_out_and_said(tmp_path: Path) -> None:
@@ -208,10 +208,10 @@ def test_a_reply_that_was_cut_trains_a_stop_token_it_never_sampled_and_that_is_t
     calls = conversation(1)
     calls[0]["response"]["body"]["choices"][0]["finish_reason"] = "length"
     job = make_job(tmp_path / "job", [{"calls": calls}])
-    assert "1 row(s) end in a reply that was cut for its length" in notes_of(
+    assert "1 row(s) end in a reply that was cut at its length limit" in notes_of(
         convert(job, tmp_path / "o.jsonl", options())
     )
-    assert convert(job, tmp_path / "i.jsonl", options(format="trl-sft-ids")).told == []
+    assert convert(job, tmp_path / "i.jsonl", options(format="trl-sft-ids")).notes == []
 
 
 def test_plain_sampling_can_be_required(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_ids_that_spell_a_secret_are_left_out_with_redact(tmp_path: Path) -> Non
     made = convert(job, tmp_path / "o.jsonl", options(format="trl-sft-ids", redact=True))
     assert (made.rows, made.notes) == (
         1,
-        ["left out 1 row(s): holds what looks like a secret, and token ids cannot be redacted"],
+        ["left out 1 row(s): has what looks like a secret, and token ids cannot be redacted"],
     )
 
 
@@ -291,7 +291,7 @@ def test_the_manifest_counts_in_benchflows_words(tmp_path: Path) -> None:
         (["job", "-o", "o.jsonl", "--row-mode", "turn"], "--row-mode must be"),
         (["job", "-o", "o.jsonl", "--format", "verl-sft"], "give --out a name that ends in .parquet"),
         (["job", "-o", "o.parquet", "--format", "trl-grpo"], "give --out a name that ends in .jsonl"),
-        (["job", "-o", "e", "--format", "openenv-episodes", "--row-mode", "exchange"], "one row a rollout"),
+        (["job", "-o", "e", "--format", "openenv-episodes", "--row-mode", "exchange"], "one row per rollout"),
         (["job", "-o", "o.jsonl", "--group-advantage", "--group-by", "team"], "--group-by: 'team' is not a key"),
         (["job", "-o", "o.jsonl", "--group-advantage", "--advantage", "best"], "--advantage must be"),
         (["job", "-o", "job/summary.json/o.jsonl"], "cannot write"),
@@ -335,6 +335,6 @@ def test_no_rollout_is_ever_left_out_in_silence(tmp_path: Path, kind: str, form:
         try:
             made = convert(job, out, options(format=form, row_mode=mode, group=group))
         except NothingWritten as error:
-            assert error.told and all(sentence.startswith("left out 1 ") for sentence in error.told)
+            assert error.notes and all(sentence.startswith("left out 1 ") for sentence in error.notes)
         else:
             assert made.rows >= 1 and made.rollouts == 1

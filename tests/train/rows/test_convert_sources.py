@@ -101,7 +101,7 @@ def test_a_text_completion_has_ids_and_no_messages(tmp_path: Path) -> None:
     assert convert(job, tmp_path / "i.jsonl", options(format="trl-sft-ids")).rows == 1
     with pytest.raises(NothingWritten) as caught:
         convert(job, tmp_path / "m.jsonl", options())
-    assert "no chat; trl-sft-ids takes text completions" in caught.value.notes[0]
+    assert "not a chat; trl-sft-ids takes text completions" in caught.value.notes[0]
 
 
 # --- files of rows
@@ -115,7 +115,7 @@ def test_a_results_file_is_a_source_of_message_rows(tmp_path: Path) -> None:
     (row,) = rows_of(tmp_path / "o.jsonl")
     assert row["completion"] == [{"role": "assistant", "content": "done"}]
     assert made.notes == ["left out 1 rollout(s): ended in an error, without a reward"]
-    with pytest.raises(BadInput, match="holds no token ids"):
+    with pytest.raises(BadInput, match="has no token ids"):
         convert(source, tmp_path / "o.jsonl", options(format="trl-grpo"))
     with pytest.raises(BadInput, match="--group-advantage needs a job folder"):
         convert(source, tmp_path / "o.jsonl", options(group=GroupOptions()))

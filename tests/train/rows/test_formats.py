@@ -28,12 +28,14 @@ from train.rows.convert import ConvertOptions, convert
 from train.rows.formats import NAMES, find_format
 from train.rows.writers import read_rows
 
+MESSAGE_FORMATS = [name for name in NAMES if find_format(name).reads == "messages"]
+
 
 def made(tmp_path: Path, form: str, calls: list[Line], **options: Any) -> tuple[list[dict[str, Any]], list[str]]:
     """The rows of a rollout of these calls, and what was told."""
     job = make_job(tmp_path / "job", [{"calls": calls}])
     out = tmp_path / SUFFIX.get(form, "rows.jsonl")
-    told = convert(job, out, ConvertOptions(format=form, **options)).told
+    told = convert(job, out, ConvertOptions(format=form, **options)).notes
     return [row for _, row in read_rows(out, find_format(form))], told
 
 
@@ -45,7 +47,7 @@ def test_what_is_written_passes_the_formats_own_check(tmp_path: Path, form: str)
     assert rows[0].get("reward", rows[0].get("score")) == 1.0
 
 
-@pytest.mark.parametrize("form", [name for name in NAMES if not name.endswith(("ids", "grpo"))])
+@pytest.mark.parametrize("form", MESSAGE_FORMATS)
 def test_content_is_a_string_in_every_message(tmp_path: Path, form: str) -> None:
     """Engines answer a tool call with content null; templates that concatenate it fail."""
     rows, _ = made(tmp_path, form, tool_rollout())
@@ -60,9 +62,19 @@ def test_tools_are_a_json_string_where_arrow_would_fill_in_nulls(tmp_path: Path,
     assert json.loads(rows[0][column]) == [WRITE, BASH]
 
 
-def test_tools_without_any_are_an_empty_list_in_the_same_column(tmp_path: Path) -> None:
-    rows, _ = made(tmp_path, "trl-sft", conversation(1))
-    assert rows[0]["tools"] == "[]"
+@pytest.mark.parametrize("form", MESSAGE_FORMATS)
+def test_a_row_without_tools_announces_none(tmp_path: Path, form: str) -> None:
+    """TRL's Llama template prints "Environment: ipython" for tools that are an empty list."""
+    rows, _ = made(tmp_path, form, conversation(1))
+    row = rows[0] | rows[0].get("extra", {})
+    assert [row.get(name) for name in ("tools", "tool_defs")] == [None, None]
+    assert find_format(form).check(rows[0]) == []
+    assert ("tools" in rows[0]) == (form in ("trl-sft", "skyrl-sft", "verl-sft")), "TRL selects the column by name"
+
+
+def test_a_parquet_column_of_rows_without_tools_has_a_type(tmp_path: Path) -> None:
+    made(tmp_path, "verl-sft", conversation(1))
+    assert str(pq.read_schema(tmp_path / "train.parquet").field("tools").type) == "string"
 
 
 # --- arguments
@@ -84,7 +96,7 @@ def test_a_reply_whose_arguments_are_no_object_is_left_out_where_they_are_parsed
     for form in ("trl-sft", "prime-sft", "skyrl-sft"):
         with pytest.raises(NothingWritten) as caught:
             made(tmp_path / form, form, [cut])
-        assert "a tool call's arguments are no JSON object" in caught.value.notes[0]
+        assert "a tool call's arguments are not a JSON object" in caught.value.notes[0]
     rows, _ = made(tmp_path / "ids", "trl-sft-ids", [cut])
     assert rows[0]["sampled_tokens"] == 4
 
@@ -300,7 +312,7 @@ def test_trl_rows_have_their_own_rules(path: str, value: Any, sentence: str) -> 
     ("row", "sentence"),
     [
         ({"input_ids": [1, 2], "labels": [-100]}, "labels has 1 entries for 2 input_ids"),
-        ({"input_ids": [1, 2], "labels": [-100, 3]}, "labels[1] is 3, neither -100 nor the id 2 that stands there"),
+        ({"input_ids": [1, 2], "labels": [-100, 3]}, "labels[1] is 3, neither -100 nor the id 2 at its place"),
         ({"input_ids": [1, True], "labels": [-100, -100]}, "input_ids[1] is True, not a token id"),
         ({"input_ids": [1, 2], "labels": [-100, -100]}, "no label is trained"),
         ({"input_ids": [1, 2]}, "labels must be a list"),
@@ -338,10 +350,10 @@ def test_an_episode_without_a_number_for_reward_is_refused() -> None:
 
 def test_a_jsonl_file_is_no_verl_file(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("{}\n")
-    with pytest.raises(BadInput, match="is no Parquet file"):
+    with pytest.raises(BadInput, match="is not a Parquet file"):
         list(read_rows(tmp_path / "rows.jsonl", find_format("verl-sft")))
     (tmp_path / "rows.parquet").write_text("{}\n")
-    with pytest.raises(BadInput, match="is no Parquet file that can be read"):
+    with pytest.raises(BadInput, match="is not a readable Parquet file"):
         list(read_rows(tmp_path / "rows.parquet", find_format("verl-sft")))
 
 

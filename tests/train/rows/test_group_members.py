@@ -54,7 +54,7 @@ def test_a_scored_timeout_stays_in_its_group(tmp_path: Path) -> None:
     [
         ({"reward": None}, "left out 2 rollout(s): in a group with an unscored rollout"),
         ({"calls": None}, "left out 2 rollout(s): in a group with a rollout of no model calls"),
-        ({"calls": broken(2)}, "left out 2 rollout(s): in a group of which some have a token sequence and some not"),
+        ({"calls": broken(2)}, "left out 2 rollout(s): in a group in which some have a token sequence and some do not"),
     ],
 )
 def test_a_group_with_one_bad_member_is_withheld_whole(tmp_path: Path, spec: dict[str, Any], sentence: str) -> None:
@@ -79,7 +79,7 @@ def test_a_member_that_cannot_be_a_row_takes_its_group_with_it(tmp_path: Path) -
     )
     made = convert(job, tmp_path / "o.jsonl", options(format="trl-grpo", group=GroupOptions()))
     assert [row["task_id"] for row in rows_of(tmp_path / "o.jsonl")] == ["b", "b"]
-    assert "left out 1 rollout(s): in a group of which another rollout cannot be a row" in made.notes
+    assert "left out 1 rollout(s): in a group with another rollout that cannot be a row" in made.notes
 
 
 def test_a_failed_attempt_that_was_retried_is_no_member(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_failed_attempt_that_was_retried_is_no_member(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", [bad, {"reward": 1.0}, {"reward": 1.0, "task": "b"}], retry=retry)
     made = convert(job, tmp_path / "o.jsonl", options(group=GroupOptions()))
     assert made.rows == 2
-    assert "left out 1 rollout(s): a failed attempt that a retry stands in for" in made.notes
+    assert "left out 1 rollout(s): a failed attempt that a retry replaced" in made.notes
 
 
 def test_min_reward_filters_after_the_group_was_counted(tmp_path: Path) -> None:
