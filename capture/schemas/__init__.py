@@ -8,9 +8,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from jsonschema import Draft202012Validator
-from referencing import Registry, Resource
-
 _HERE = files(__name__)
 
 
@@ -28,14 +25,6 @@ def names() -> list[str]:
 def examples(of: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """Golden lines of a journal, by name; those of a stream with `of="stream"`."""
     folder = _HERE.joinpath("examples", of) if of else _HERE.joinpath("examples")
-    for path in sorted(folder.iterdir(), key=lambda one: one.name):
+    for path in sorted(folder.iterdir(), key=lambda path: path.name):
         if path.name.endswith(".json"):
             yield path.name.removesuffix(".json"), json.loads(path.read_text(encoding="utf-8"))
-
-
-@cache
-def validator(name: str) -> Draft202012Validator:
-    """A validator that knows all published schemas."""
-    resources = [(schema["$id"], Resource.from_contents(schema)) for schema in map(load, names())]
-    registry: Registry[Any] = Registry().with_resources(resources)
-    return Draft202012Validator(load(name), registry=registry)

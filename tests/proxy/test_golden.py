@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from capture.journal.journal import Call
-from capture.schemas import examples, load, names, validator
+from capture.schemas import examples, load, names
 from tests.proxy.conftest import Bench, Started
 from tests.proxy.fake_engine import Answer, FakeEngine, Seen, replays, streams, transcript
+from tests.schemas import validator
 
 EXAMPLES = Path(__file__).parents[2] / "capture/schemas/examples"
 TOOL_CALL = transcript("vllm/tool-auto-forced-stream")[0]["body"]

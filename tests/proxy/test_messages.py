@@ -16,10 +16,10 @@ import anthropic
 import httpx
 import pytest
 
-from capture.schemas import validator
 from proxy import Settings, serve
 from tests.proxy.conftest import Bench, Started
 from tests.proxy.fake_engine import FakeEngine, Seen, answers, replays, streams, transcript, whole
+from tests.schemas import validator
 
 GIVEN: dict[str, Any] = {"model": "my-policy", "messages": [{"role": "user", "content": "x"}], "max_tokens": 10}
 PLAIN, STREAM = "vllm/chat-plain-length-nostream", "vllm/chat-plain-length-stream"

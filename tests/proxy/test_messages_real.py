@@ -7,10 +7,10 @@ import json
 import anthropic
 import pytest
 
-from capture.schemas import validator
 from sandbox.embedded_engine import EmbeddedEngine
 from tests.proxy.conftest import Started
 from tests.proxy.messages_cases import CASES
+from tests.schemas import validator
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -11,11 +11,11 @@ import pytest
 from openai import AsyncOpenAI
 
 from capture.journal.journal import Call
-from capture.schemas import validator
 from sandbox.embedded_engine import EmbeddedEngine
 from tests.proxy.conftest import Bench, Started
 from tests.proxy.fake_engine import FakeEngine, Seen, answers, replays, streams, transcript
 from tests.proxy.responses_cases import CASES, STEADY
+from tests.schemas import validator
 
 GIVEN: dict[str, Any] = {"model": "my-policy", "input": "x", "max_output_tokens": 10}
 TEXT = "The two most popular colours in the world are:"

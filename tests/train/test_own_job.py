@@ -8,13 +8,13 @@ from pathlib import Path
 
 import docker
 
-from capture.schemas import validator
 from sandbox.embedded_engine import EmbeddedEngine
 from sandbox.rollouts.job import Options, run_job
 from sandbox.rollouts.model_endpoint import Provider
 from sandbox.rollouts.progress import Progress
 from sandbox.rollouts.rollout import Plan
 from tests.sandbox.support import ShellAgent, make_task
+from tests.schemas import validator
 from train import RolloutRecord, stream_rollouts
 from train.groups.advantage import advantages
 

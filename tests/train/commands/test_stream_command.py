@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from capture.schemas import validator
+from tests.schemas import validator
 from tests.train.build import CRASH, conversation, dead_pid, end_job, make_job, make_rollout, trials, write
 
 ROOT = Path(__file__).parents[3]

@@ -15,7 +15,8 @@ from typing import Any
 import orjson
 import pytest
 
-from capture.schemas import examples, validator
+from capture.schemas import examples
+from tests.schemas import validator
 from tests.train.build import (
     CRASH,
     broken,
