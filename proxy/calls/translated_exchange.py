@@ -184,8 +184,8 @@ class TranslatedExchange(Exchange):
         if self.reader is not None and self.reply is not None and self.facts.outcome != "error":
             chat = self.reader.assembled()
             body = self.reply.body(chat)
-        if self.translation is not None and chat is not None and body is not None and self.facts.outcome == "ok":
-            self.session.earlier.keep(self.dialect.cache_entries(self.translation, chat, body))
+        if self.reply is not None and body is not None and self.facts.outcome == "ok":
+            self.session.earlier.keep(self.reply.cache_entries())
         dropped = [] if self.translation is None else self.translation.dropped
         said = In(body, chat, dropped, sent=self.translation is not None)
         line = journal_line(self.facts, self.request, self.agent.headers, self.session, self.reader, capture, said)

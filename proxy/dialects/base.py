@@ -27,7 +27,7 @@ class ChatRequest:
 
 
 class EarlierAnswers(Protocol):
-    """What a session remembers of its earlier answers, by names that the dialect chose (`Dialect.cache_entries`).
+    """What a session remembers of its earlier answers, by the names of `ReplyTranslator.cache_entries`.
 
     Its memory is bounded, so any entry may be gone.
     """
@@ -72,13 +72,6 @@ class Dialect(ABC):
         """An error's status and body. `engine_error` is the engine's own parsed body, if any: nested under `error`
         (vLLM, llama.cpp) or flat (SGLang)."""
 
-    def cache_entries(
-        self, request: ChatRequest, chat: dict[str, Any], body: dict[str, Any]
-    ) -> Mapping[str, str | bytes]:
-        """What later calls of the session may need (`EarlierAnswers`), by name. Called after a complete answer: `chat`
-        is the completed chat body, `body` the one that the agent got."""
-        return {}
-
 
 class ReplyTranslator(ABC):
     """Translates one answer. Use it once: `feed` and `finish` for a stream, or `body` alone; `body` also tells, after
@@ -114,3 +107,8 @@ class ReplyTranslator(ABC):
     def body(self, chat: dict[str, Any]) -> dict[str, Any]:
         """A completed chat body as the dialect's, with the ids that the stream had; also of an answer that broke
         off."""
+
+    def cache_entries(self) -> Mapping[str, str | bytes]:
+        """What later calls of the session may need (`EarlierAnswers`), by name. Called after `body`, where the answer
+        is complete."""
+        return {}

@@ -258,7 +258,7 @@ def answers_of_dialects(name: str, data: bytes, places: list[int], engine_name: 
             assert event.complete and event.event is not None and told["type"] == event.event.decode()
     body = reply.body(reader.assembled())
     json.dumps(body)
-    dialect.cache_entries(translated, reader.assembled(), body)
+    reply.cache_entries()
 
 
 @target(st.sampled_from(sorted(ASKED)), bent([json.loads(data) for data in WHOLE.values()]))
@@ -270,9 +270,9 @@ def bodies_of_dialects(name: str, chat: Any) -> None:
     reader.body(json.dumps(chat).encode())
     whole = reader.assembled()
     if isinstance(whole, dict) and whole.get("choices"):
-        body = dialect.reply(translated).body(whole)
-        json.dumps(body)
-        dialect.cache_entries(translated, whole, body)
+        reply = dialect.reply(translated)
+        json.dumps(reply.body(whole))
+        reply.cache_entries()
         reply = dialect.reply(translated)
         for chunk in stream_of(whole, include_usage=True):
             reply.feed(chunk)

@@ -14,7 +14,7 @@ from proxy.dialects.base import Dialect
 from proxy.dialects.gemini.dialect import GeminiDialect
 from proxy.dialects.responses.dialect import ResponsesDialect
 
-TRANSCRIPTS = Path(__file__).parents[1] / "proxy/transcripts"
+TRANSCRIPTS = Path(__file__).parents[1] / "proxy/dialects/transcripts"
 #: The dialects that agents speak; their requests are recorded in a folder of the agent's name.
 AGENTS: dict[str, Dialect] = {"codex": ResponsesDialect(), "gemini": GeminiDialect("my-policy", streams=True)}
 #: Runs in vLLM's own environment: standard input is a list of requests, standard output what it says of each.

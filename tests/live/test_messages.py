@@ -10,7 +10,7 @@ import pytest
 from capture.journal.journal import JournalReader
 from proxy import Settings, serve
 from tests.live.conftest import LiveEngine
-from tests.proxy.messages_cases import CASES
+from tests.proxy.dialects.anthropic.client_cases import CASES
 
 #: The first test waits for the engine, which takes more than five minutes on a busy machine.
 pytestmark = pytest.mark.timeout(700)

@@ -10,7 +10,7 @@ from openai import AsyncOpenAI
 from capture.journal.journal import JournalReader
 from proxy import Settings, serve
 from tests.live.conftest import LiveEngine
-from tests.proxy.responses_cases import CASES
+from tests.proxy.dialects.responses.client_cases import CASES
 
 
 @pytest.mark.parametrize("name", CASES)

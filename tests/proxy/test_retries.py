@@ -1,4 +1,4 @@
-"""Which failed call a call makes again; through the proxy in `test_clients.py` and `test_messages.py`."""
+"""Which failed call a call makes again; through the proxy in `test_clients.py` and `dialects/anthropic`."""
 
 from __future__ import annotations
 

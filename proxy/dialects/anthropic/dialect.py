@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Final
 
 from proxy.dialects.anthropic.errors import error_object, status_of
 from proxy.dialects.anthropic.history import History
-from proxy.dialects.anthropic.reply import AnthropicReply, written
+from proxy.dialects.anthropic.reply import AnthropicReply
 from proxy.dialects.base import ChatRequest, Dialect, EarlierAnswers
-from proxy.dialects.chat import arguments_name, dumps, first_choice
+from proxy.dialects.chat import dumps
 from proxy.errors import Refusal
 
 #: Fields that mean the same in chat.
@@ -75,19 +75,12 @@ class AnthropicDialect(Dialect):
         """The chat request whose prompt `count_tokens` asks about; it has no `max_tokens`."""
         return self.translate({**body, "max_tokens": body.get("max_tokens") or 1}, earlier).chat
 
-    def reply(self, translated: ChatRequest) -> AnthropicReply:
-        return AnthropicReply(translated.chat["model"], translated.chat.get("stop") or [], translated.context)
+    def reply(self, request: ChatRequest) -> AnthropicReply:
+        return AnthropicReply(request)
 
     def error(self, status: int, message: str, engine_error: Any = None) -> tuple[int, bytes]:
         error = error_object(status, message)
         return status_of(status, message), dumps(error)
-
-    def cache_entries(
-        self, translated: ChatRequest, chat: dict[str, Any], body: dict[str, Any]
-    ) -> dict[str, str | bytes]:
-        """The arguments of tool calls as the model wrote them: this dialect gives them to the agent parsed."""
-        calls = written(first_choice(chat)[1])
-        return {arguments_name(name): arguments for name, arguments in calls if arguments}
 
 
 def _conversation(body: dict[str, Any], history: History) -> dict[str, Any]:

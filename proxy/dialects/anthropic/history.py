@@ -25,6 +25,8 @@ _READ: Final[dict[str, frozenset[str]]] = {
     "text": frozenset(("type", "text")),
     "image": frozenset(("type", "source")),
     "document": frozenset(("type", "source", "title", "context")),
+    "search_result": frozenset(("type", "source", "title", "content")),
+    "tool_reference": frozenset(("type", "tool_name")),
     "thinking": frozenset(("type", "thinking", "signature")),
     "redacted_thinking": frozenset(("type",)),
     "tool_use": frozenset(("type", "id", "name", "input")),
@@ -208,6 +210,11 @@ class History:
             inner = source.get("content")
             text = inner if isinstance(inner, str) else self._texts(inner, f"{place}.source.content")
             return {"type": "text", "text": text}
+        if kind == "search_result":
+            about = [block[name] for name in ("title", "source") if isinstance(block.get(name), str)]
+            return {"type": "text", "text": "\n".join([*about, self._texts(block.get("content"), f"{place}.content")])}
+        if kind == "tool_reference":  # Claude Code's tool search (2.1); the tools themselves are all in the prompt
+            return {"type": "text", "text": _string(block, "tool_name", place)}
         raise Refusal(400, f"{place}: a block of type '{kind}' cannot be given to this engine here")
 
     def _texts(self, content: Any, where: str) -> str:

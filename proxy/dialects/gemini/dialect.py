@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from proxy.dialects.base import ChatRequest, Dialect, EarlierAnswers, ReplyTranslator
-from proxy.dialects.chat import arguments_name, dumps, first_choice, objects
+from proxy.dialects.chat import dumps
 from proxy.dialects.engine_errors import own_fault
 from proxy.dialects.gemini.history import messages_of
 from proxy.dialects.gemini.reply import STATUSES, GeminiReply
@@ -48,8 +47,8 @@ class GeminiDialect(Dialect):
             chat |= {"stream": True, "stream_options": {"include_usage": True}}
         return ChatRequest(chat=chat, dropped=dropped, streams=self.streams, context=thoughts)
 
-    def reply(self, translated: ChatRequest) -> ReplyTranslator:
-        return GeminiReply(self.model, thoughts=translated.context)
+    def reply(self, request: ChatRequest) -> ReplyTranslator:
+        return GeminiReply(request)
 
     def error(self, status: int, message: str, engine_error: Any = None) -> tuple[int, bytes]:
         """`engine_error`: the engine's own body, nested under `error` (vLLM, llama.cpp) or flat (SGLang)."""
@@ -60,15 +59,3 @@ class GeminiDialect(Dialect):
             status = 400
         name = STATUSES.get(status, "INTERNAL" if status >= 500 else "INVALID_ARGUMENT")
         return status, dumps({"error": {"code": status, "message": message, "status": name}})
-
-    def cache_entries(
-        self, translated: ChatRequest, chat: dict[str, Any], body: dict[str, Any]
-    ) -> Mapping[str, str | bytes]:
-        """The arguments of calls as the model wrote them."""
-        return {
-            arguments_name(str(call["id"])): function["arguments"]
-            for call in objects(first_choice(chat)[1].get("tool_calls"))
-            if call.get("id")
-            and isinstance(function := call.get("function"), dict)
-            and isinstance(function.get("arguments"), str)
-        }

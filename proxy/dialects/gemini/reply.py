@@ -1,4 +1,4 @@
-"""A chat answer as Gemini's: text and thoughts as they are sampled, each call of a function when it is whole."""
+"""A chat answer as Gemini's: text and thoughts as they are sampled, each function call when it is complete."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import orjson
 
-from capture.assemble import Assembler
-from proxy.dialects.base import ReplyTranslator
-from proxy.dialects.chat import dumps, first_choice, objects
+from capture.surrogates import SurrogateJoiner
+from capture.tool_calls import ToolCall, ToolCalls
+from proxy.dialects.base import ChatRequest, ReplyTranslator
+from proxy.dialects.call_ids import CallIds
+from proxy.dialects.chat import Json, arguments_name, as_chunk, dumps, objects, reasoning_of, tool_calls
 from proxy.dialects.gemini.history import signature
-
-Json = dict[str, Any]
 
 STATUSES: Final = {
     400: "INVALID_ARGUMENT",
@@ -32,80 +32,46 @@ _FINISHES: Final = {"length": "MAX_TOKENS", "content_filter": "SAFETY", "abort":
 class GeminiReply(ReplyTranslator):
     """`thoughts`: whether the agent asked to see reasoning. It comes back by signatures, shown or not."""
 
-    def __init__(self, model: str, *, thoughts: bool) -> None:
-        self.model = model
-        self.thoughts = thoughts
+    def __init__(self, request: ChatRequest) -> None:
+        self.model = request.chat["model"]
+        self.thoughts: bool = request.context
         self.id = secrets.token_hex(11)
-        self._calls = Assembler()
-        self._called = False
-        self._reasoning: list[str] = []
-        self._unsigned = False
-        self._said = False
+        self._ids = CallIds("call", request.chat["messages"])
+        self._parts = _Parts(self.thoughts)
         self._usage: Any = None
         self._finish: Any = None
 
     # a stream
 
     def feed(self, chunk: dict[str, Any]) -> bytes:
+        parts = self._feed(chunk, self._parts)
+        return _event(self._response(parts)) if parts else b""
+
+    def _feed(self, chunk: dict[str, Any], into: _Parts) -> list[Json]:
         self.model = chunk.get("model") or self.model
-        if chunk.get("usage") is not None:
-            self._usage = chunk["usage"]
+        self._usage = chunk.get("usage") or self._usage
         parts: list[Json] = []
         for choice in objects(chunk.get("choices")):
             if choice.get("index"):
                 continue  # one answer: there is no second candidate
             if isinstance(choice.get("delta"), dict):
-                self._delta(choice["delta"], parts)
+                parts += into.feed(choice["delta"])
             self._finish = choice.get("finish_reason") or self._finish
-        return _event(self._response(parts)) if parts else b""
-
-    def _delta(self, delta: Json, parts: list[Json]) -> None:
-        thought = delta.get("reasoning") or delta.get("reasoning_content")
-        if thought and isinstance(thought, str):
-            self._reasoning.append(thought)
-            self._unsigned = True
-            if self.thoughts:
-                parts.append({"text": thought, "thought": True})
-        text = delta.get("content") or delta.get("refusal")
-        if text and isinstance(text, str):
-            parts.append(self._signed({"text": text}))
-            self._said = True
-        if delta.get("tool_calls") or delta.get("function_call"):
-            self._called = True
-            self._calls.add({"choices": [{"index": 0, "delta": delta}]})
-
-    def _signed(self, part: Json) -> Json:
-        """The first part after reasoning carries it."""
-        if not self._unsigned:
-            return part
-        self._unsigned = False
-        return {**part, "thoughtSignature": signature("".join(self._reasoning))}
+        return parts
 
     def finish(self) -> bytes:
-        parts, finish = self._rest()
-        return _event(self._response(parts, finish))
+        parts, end = self._rest(self._parts)
+        return _event(self._response(parts, end))
 
-    def _rest(self) -> tuple[list[Json], Json]:
-        """The calls, which are whole now, and how the answer ended."""
-        parts: list[Json] = []
-        broken: list[str] = []
-        for call in _calls(self._calls.body()) if self._called else ():
-            function = call.get("function") or {}
-            args = _parsed(function.get("arguments"))
-            if args is None:
-                broken.append(f"{function.get('name')}({function.get('arguments')})")
-                continue
-            made = {"id": call.get("id"), "name": function.get("name"), "args": args}
-            parts.append(self._signed({"functionCall": {name: one for name, one in made.items() if one is not None}}))
-        if not parts and (not self._said or self._unsigned):
-            parts.append(self._signed({"text": ""}))
-        finish: Json = {"finishReason": _FINISHES.get(str(self._finish), "STOP")}
+    def _rest(self, parts: _Parts) -> tuple[list[Json], Json]:
+        """The last parts, calls among them, and how the answer ended."""
+        rest, broken = parts.rest(self._ids)
         if broken and self._finish != "length":
-            finish = {
+            return rest, {
                 "finishReason": "MALFORMED_FUNCTION_CALL",
                 "finishMessage": f"Malformed function call: {'; '.join(broken)}",
             }
-        return parts, finish
+        return rest, {"finishReason": _FINISHES.get(str(self._finish), "STOP")}
 
     def error_event(self, status: int, message: str) -> bytes:
         name = STATUSES.get(status, "INTERNAL" if status >= 500 else "INVALID_ARGUMENT")
@@ -115,26 +81,87 @@ class GeminiReply(ReplyTranslator):
         """An answer without a candidate: Google's clients read a comment as a part of one."""
         return _event({"modelVersion": self.model, "responseId": self.id})
 
-    # a whole answer
+    # a completed body
 
     def body(self, chat: dict[str, Any]) -> dict[str, Any]:
-        choice, message = first_choice(chat)
-        one = GeminiReply(chat.get("model") or self.model, thoughts=self.thoughts)
-        one.id, one._usage, one._finish = self.id, chat.get("usage"), choice.get("finish_reason")
-        parts: list[Json] = []
-        one._delta(message, parts)
-        rest, finish = one._rest()
-        if one._finish is None:
-            finish = {"finishReason": "OTHER"}  # it broke off
-        return one._response(parts + rest, finish)
+        """Each text as one part, also after a stream, which had it in pieces."""
+        self._finish = None
+        self._parts = _Parts(self.thoughts)
+        parts = self._feed(as_chunk(chat), self._parts)
+        rest, end = self._rest(self._parts)
+        if not self._finish:
+            end = {"finishReason": "OTHER"}  # it broke off
+        return self._response(parts + rest, end)
 
-    def _response(self, parts: list[Json], finish: Json | None = None) -> Json:
+    def cache_entries(self) -> dict[str, str | bytes]:
+        """The arguments of calls as the model wrote them."""
+        calls = enumerate(self._parts.calls)
+        return {arguments_name(self._ids.of(place, call.id)): call.arguments for place, call in calls if call.pieces}
+
+    def _response(self, parts: list[Json], end: Json | None = None) -> Json:
         candidate: Json = {"content": {"parts": parts, "role": "model"}, "index": 0}
         made: Json = {"candidates": [candidate], "modelVersion": self.model, "responseId": self.id}
-        if finish is not None:
-            candidate |= finish
+        if end is not None:
+            candidate |= end
             made["usageMetadata"] = _usage(self._usage)
         return made
+
+
+class _Parts:
+    """The parts of one answer, as its deltas come."""
+
+    def __init__(self, thoughts: bool) -> None:
+        self._thoughts = thoughts
+        self._calls = ToolCalls()
+        self._reasoning: list[str] = []
+        self._thought_joiner = SurrogateJoiner()
+        self._text_joiner = SurrogateJoiner()
+        self._unsigned = False
+        self._said = False
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        return self._calls.calls
+
+    def feed(self, delta: Json) -> list[Json]:
+        parts: list[Json] = []
+        if thought := self._thought_joiner.feed(reasoning_of(delta)):
+            self._reasoning.append(thought)
+            self._unsigned = True
+            if self._thoughts:
+                parts.append({"text": thought, "thought": True})
+        text = delta.get("content") or delta.get("refusal")
+        if text and isinstance(text, str):
+            parts += self._text(self._text_joiner.feed(text))
+        for _ in self._calls.add(tool_calls(delta)):
+            pass
+        return parts
+
+    def _text(self, text: str) -> list[Json]:
+        self._said = self._said or bool(text)
+        return [self._signed({"text": text})] if text else []
+
+    def rest(self, ids: CallIds) -> tuple[list[Json], list[str]]:
+        """The calls, which are complete now, and those whose arguments are no object."""
+        parts = self._text(self._text_joiner.flush())
+        broken: list[str] = []
+        for place, call in enumerate(self._calls.calls):
+            args = _object(call.arguments)
+            if args is None:
+                broken.append(f"{call.name}({call.arguments})")
+            else:
+                function = {"id": ids.of(place, call.id), "name": call.name or "", "args": args}
+                parts.append(self._signed({"functionCall": function}))
+        if not parts and (not self._said or self._unsigned):
+            parts.append(self._signed({"text": ""}))
+        return parts, broken
+
+    def _signed(self, part: Json) -> Json:
+        """The first part after reasoning carries it."""
+        if not self._unsigned:
+            return part
+        self._unsigned = False
+        return {**part, "thoughtSignature": signature("".join(self._reasoning))}
 
 
 def _event(value: Json) -> bytes:
@@ -142,31 +169,19 @@ def _event(value: Json) -> bytes:
 
 
 def _usage(usage: Any) -> Json:
-    told: Json = usage if isinstance(usage, dict) else {}
-    made = {"promptTokenCount": "prompt_tokens", "candidatesTokenCount": "completion_tokens"}
-    counts = {ours: told[theirs] for ours, theirs in made.items() if type(told.get(theirs)) is int}
-    cached = told.get("prompt_tokens_details")
+    reported: Json = usage if isinstance(usage, dict) else {}
+    names = {"promptTokenCount": "prompt_tokens", "candidatesTokenCount": "completion_tokens"}
+    counts = {ours: reported[theirs] for ours, theirs in names.items() if type(reported.get(theirs)) is int}
+    cached = reported.get("prompt_tokens_details")
     if isinstance(cached, dict) and type(cached.get("cached_tokens")) is int:
         counts["cachedContentTokenCount"] = cached["cached_tokens"]
-    return {**counts, "totalTokenCount": sum(counts.get(name, 0) for name in made)}
+    return {**counts, "totalTokenCount": sum(counts.get(name, 0) for name in names)}
 
 
-def _calls(body: Json) -> list[Json]:
-    choices = body["choices"]
-    calls = choices[0]["message"] if choices else {}
-    made: list[Json] = calls.get("tool_calls") or []
-    if not made and isinstance(calls.get("function_call"), dict):
-        made = [{"function": calls["function_call"]}]
-    return made
-
-
-def _parsed(arguments: Any) -> Json | None:
+def _object(arguments: str) -> Json | None:
     """Arguments as an object, an empty one where there are none. None where they are no object."""
-    if isinstance(arguments, str):
-        try:
-            arguments = orjson.loads(arguments) if arguments.strip() else {}
-        except orjson.JSONDecodeError:
-            return None
-    if arguments is None:
-        return {}
-    return arguments if isinstance(arguments, dict) else None
+    try:
+        value = orjson.loads(arguments) if arguments.strip() else {}
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) else None

@@ -16,7 +16,15 @@ from typing import Any, Final
 
 from proxy.dialects.base import EarlierAnswers
 from proxy.dialects.chat import arguments_name
-from proxy.dialects.responses.tools import as_arguments, chat_name, free_text
+from proxy.dialects.responses.tools import (
+    ADDITIONAL_TOOLS,
+    TOOL_SEARCH,
+    TOOL_SEARCH_OUTPUT,
+    as_arguments,
+    chat_name,
+    free_text,
+    parsed,
+)
 from proxy.errors import Refusal
 
 Message = dict[str, Any]
@@ -24,7 +32,7 @@ Message = dict[str, Any]
 ROLES: Final = ("user", "assistant", "system", "developer")
 #: Marks the reasoning that we hand out as `encrypted_content`: not secret, only opaque, so that it comes back whole.
 _CARRIED: Final = "capture.reasoning.v1."
-_OWN_ID: Final = re.compile(r"(?:msg|rs|fc|ctc)_([0-9a-f]{32})_\d+")
+_OWN_ID: Final = re.compile(r"(?:msg|rs|fc|ctc|tsc)_([0-9a-f]{32})_\d+")
 _TEXTS: Final = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
@@ -34,7 +42,7 @@ def carried(reasoning: str) -> str:
 
 
 def item_id(kind: str, answer: str, place: int) -> str:
-    """`kind` is msg, rs, fc or ctc; `answer` the 32 hex digits of its response's id."""
+    """`kind` is msg, rs, fc, ctc or tsc; `answer` the 32 hex digits of its response's id."""
     return f"{kind}_{answer}_{place}"
 
 
@@ -120,6 +128,12 @@ class Conversation:
             self._call(item, path, _arguments(item, path))
         elif kind == "custom_tool_call":
             self._call(item, path, self._free_text(item, path))
+        elif kind == "tool_search_call" and item.get("execution") == "client":
+            self._call({**item, "name": TOOL_SEARCH}, path, self._search(item, path))
+        elif kind == TOOL_SEARCH_OUTPUT and item.get("execution") == "client":
+            self._output({**item, "output": _found_tools(item, path)}, path)
+        elif kind == ADDITIONAL_TOOLS:
+            pass  # `toolset` reads it
         elif kind in ("function_call_output", "custom_tool_call_output"):
             self._output(item, path)
         elif kind == "reasoning":
@@ -200,6 +214,14 @@ class Conversation:
     def _place(self, turn: Message) -> int:
         return next(at for at in range(len(self.messages) - 1, -1, -1) if self.messages[at] is turn)
 
+    def _search(self, item: dict[str, Any], path: str) -> str:
+        """The arguments of a tool search: as the model wrote them, where the session still has them."""
+        given = item.get("arguments")
+        sampled = self._earlier.get(arguments_name(str(item.get("call_id"))))
+        if isinstance(sampled, str) and parsed(sampled) == given:
+            return sampled
+        return given if isinstance(given, str) else json.dumps({} if given is None else given, ensure_ascii=False)
+
     def _free_text(self, item: dict[str, Any], path: str) -> str:
         """The arguments that the model wrote for a custom call, where the session still has them; else written anew."""
         text = item.get("input")
@@ -207,6 +229,13 @@ class Conversation:
             raise Refusal(400, f"`{path}.input` has to be a text")
         sampled = self._earlier.get(arguments_name(str(item.get("call_id"))))
         return sampled if isinstance(sampled, str) and free_text(sampled) == text else as_arguments(text)
+
+
+def _found_tools(item: dict[str, Any], path: str) -> str:
+    """What a tool search found, as the agent wrote it; `toolset` makes functions of it."""
+    if not isinstance(item.get("tools"), list):
+        raise Refusal(400, f"`{path}.tools` has to be a list of tools")
+    return json.dumps(item["tools"], ensure_ascii=False)
 
 
 def _arguments(item: dict[str, Any], path: str) -> str:

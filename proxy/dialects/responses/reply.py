@@ -7,18 +7,19 @@ the same streamed or not.
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from typing import Any, Final
 
+from capture.tool_calls import ToolCall, ToolCalls
 from proxy.dialects.base import ChatRequest, ReplyTranslator
-from proxy.dialects.chat import dumps, objects
+from proxy.dialects.call_ids import CallIds
+from proxy.dialects.chat import arguments_name, as_chunk, count, dumps, objects, reasoning_of, tool_calls
 from proxy.dialects.responses.errors import failure
 from proxy.dialects.responses.history import item_id
 from proxy.dialects.responses.reply_items import (
+    CALL_ITEMS,
     CallItem,
-    CustomCallItem,
     Events,
     Item,
     Json,
@@ -36,16 +37,18 @@ _BROKEN: Final = ("abort", "error")
 class ResponsesReply(ReplyTranslator):
     """`answer` is the hex of the response's id, which the ids of its items carry."""
 
-    def __init__(self, translated: ChatRequest) -> None:
-        self.context: Context = translated.context
+    def __init__(self, request: ChatRequest) -> None:
+        self.context: Context = request.context
         self.answer = secrets.token_hex(16)
         self.events = Events()
         self.items: list[Item] = []
-        self._model = translated.chat.get("model")
+        self._model = request.chat.get("model")
         self._created = int(time.time())
         self._echo: bytes | None = None
         self._text: MessageItem | ReasoningItem | None = None
-        self._calls: list[_Call] = []
+        self._calls = ToolCalls()
+        self._call_items: dict[ToolCall, CallItem] = {}
+        self._ids = CallIds("call", request.chat["messages"])
         self._usage: Any = None
         self._finish: Any = None
         self._error: Json | None = None
@@ -55,11 +58,9 @@ class ResponsesReply(ReplyTranslator):
 
     def feed(self, chunk: dict[str, Any]) -> bytes:
         out = [] if self._echo is not None else [self._open(chunk)]
-        if chunk.get("usage") is not None:
-            self._usage = chunk["usage"]
-        choices = chunk.get("choices")
-        for choice in choices if isinstance(choices, list) else ():
-            if isinstance(choice, dict) and not choice.get("index"):  # one answer: a response has no second choice
+        self._usage = chunk.get("usage") or self._usage
+        for choice in objects(chunk.get("choices")):
+            if not choice.get("index"):  # one answer: a response has no second choice
                 delta = choice.get("delta")
                 if isinstance(delta, dict):
                     self._delta(delta, choice.get("logprobs"), out)
@@ -88,9 +89,8 @@ class ResponsesReply(ReplyTranslator):
 
     def body(self, chat: dict[str, Any]) -> dict[str, Any]:
         if self._echo is None:
-            self.feed({**chat, "choices": [_as_chunk(one) for one in objects(chat.get("choices"))[:1]]})
-        if chat.get("usage") is not None:
-            self._usage = chat["usage"]
+            self.feed(as_chunk(chat))
+        self._usage = chat.get("usage") or self._usage
         if chat.get("error") is not None and self._error is None:
             told = chat["error"]
             self._error = failure(500, str(told.get("message") if isinstance(told, dict) else told))
@@ -100,6 +100,17 @@ class ResponsesReply(ReplyTranslator):
         if whole["status"] == "in_progress":
             whole["status"] = "incomplete"  # it broke off
         return whole
+
+    def cache_entries(self) -> dict[str, str | bytes]:
+        """The conversation so far, for `previous_response_id`, unless `store` is false; and the arguments that the
+        agent got in another form, as they were sampled."""
+        calls = self._call_items.items()
+        entries: dict[str, str | bytes] = {
+            arguments_name(item.call_id): call.arguments for call, item in calls if item.tool.kind != "function"
+        }
+        if self.context.store:
+            entries[f"resp_{self.answer}"] = dumps([*self.context.items, *(item.json() for item in self.items)])
+        return entries
 
     # how it begins and ends
 
@@ -114,7 +125,7 @@ class ResponsesReply(ReplyTranslator):
         """What closes the open items; made once."""
         if self._closing is None:
             out: list[bytes] = []
-            for call in self._calls:
+            for call in self._calls.calls:
                 self._begin(call, out)
             if all(isinstance(item, ReasoningItem) for item in self.items):
                 # An answer that ends with nothing said: without an item it would be missing in what comes back.
@@ -159,8 +170,7 @@ class ResponsesReply(ReplyTranslator):
     # what a chunk says
 
     def _delta(self, delta: Json, logprobs: Any, out: list[bytes]) -> None:
-        thought = delta.get("reasoning") or delta.get("reasoning_content")
-        if thought and isinstance(thought, str):
+        if thought := reasoning_of(delta):
             item = self._text
             if not isinstance(item, ReasoningItem):
                 item = self._reasoning(out)
@@ -178,10 +188,8 @@ class ResponsesReply(ReplyTranslator):
             if not isinstance(text, MessageItem) or not text.refusal:
                 text = self._message(out, refusal=True)
             out.append(text.feed(refusal))
-        for fragment in objects(delta.get("tool_calls")):
-            self._call(fragment, out)
-        if isinstance(delta.get("function_call"), dict):
-            self._call({"index": 0, "function": delta["function_call"]}, out)
+        for call, piece in self._calls.add(tool_calls(delta)):
+            self._continue(call, piece, out)
 
     def _message(self, out: list[bytes], *, refusal: bool) -> MessageItem:
         tells = self.context.logprobs
@@ -210,87 +218,43 @@ class ResponsesReply(ReplyTranslator):
 
     # tool calls
 
-    def _call(self, fragment: Json, out: list[bytes]) -> None:
-        call = self._call_of(fragment)
-        given = fragment.get("function")
-        function: Json = given if isinstance(given, dict) else {}
-        call.id = fragment.get("id") or call.id
-        if isinstance(function.get("name"), str):
-            call.name = call.name or function["name"]
-        arguments = function.get("arguments")
-        if arguments is not None and not isinstance(arguments, str):
-            arguments = json.dumps(arguments)
-        if call.item is None and call.name:
-            self._begin(call, out)
-        if arguments:
-            if call.item is None:
-                call.early += arguments
-            else:
-                out.append(call.item.feed(arguments))
+    def _continue(self, call: ToolCall, piece: str, out: list[bytes]) -> None:
+        item = self._call_items.get(call)
+        if item is not None:
+            out.append(item.feed(piece) if piece else b"")
+        elif call.name and (call.pieces or call.value is not None):
+            for earlier in self._calls.calls[: self._calls.calls.index(call) + 1]:
+                if earlier.name:
+                    self._begin(earlier, out)
 
-    def _call_of(self, fragment: Json) -> _Call:
-        """The call that a fragment opens or goes on with: the assembler's rule, so that both say the same."""
-        index, call_id = fragment.get("index"), fragment.get("id")
-        index = index if type(index) is int else None
-        for call in reversed(self._calls):
-            if call.index == index if index is not None else (not call_id or call.id == call_id):
-                named = isinstance(fragment.get("function"), dict) and fragment["function"].get("name")
-                if index is not None and call_id and call.id not in (None, call_id) and named:
-                    break  # another call under the same index
-                return call
-        call = _Call(len(self._calls) if index is None else index)
-        self._calls.append(call)
-        return call
-
-    def _begin(self, call: _Call, out: list[bytes]) -> None:
-        if call.item is not None:
+    def _begin(self, call: ToolCall, out: list[bytes]) -> None:
+        """Opens a call's item, with what has come of it."""
+        if call in self._call_items:
             return
-        tool = self.context.tools.get(call.name) or Tool(call.name)
-        kind = CustomCallItem if tool.custom else CallItem
-        call.item = kind(self.events, *self._next(kind.kind), self._call_id(call), tool)
-        self._opened(call.item, out)
-        if call.early:
-            out.append(call.item.feed(call.early))
-
-    def _call_id(self, call: _Call) -> str:
-        """The engine's id; one of ours where it gave none, or one that another call of this answer has."""
-        taken = {other.item.call_id for other in self._calls if other.item is not None}
-        given = str(call.id) if call.id else ""
-        return given if given and given not in taken else f"call_{self.answer}_{len(taken)}"
-
-
-class _Call:
-    """A call that the engine is writing; `item` once its name is known."""
-
-    __slots__ = ("early", "id", "index", "item", "name")
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.id: Any = None
-        self.name = ""
-        self.early = ""
-        self.item: CallItem | None = None
+        tool = self.context.tools.get(call.name or "") or Tool(call.name or "")
+        kind = CALL_ITEMS[tool.kind]
+        call_id = self._ids.of(len(self._call_items), call.id)
+        item = self._call_items[call] = kind(self.events, *self._next(kind.kind), call_id, tool)
+        self._opened(item, out)
+        if call.pieces or call.value is not None:
+            out.append(item.feed(call.arguments))
 
 
 def usage_of(usage: Any) -> Json | None:
     """Chat's counts under their names here."""
     if not isinstance(usage, dict):
         return None
-    prompt, sampled = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
+    prompt, sampled = count(usage.get("prompt_tokens")), count(usage.get("completion_tokens"))
     read, written = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
-    cached = _count(read.get("cached_tokens")) if isinstance(read, dict) else 0
-    thought = _count(written.get("reasoning_tokens")) if isinstance(written, dict) else 0
+    cached = count(read.get("cached_tokens")) if isinstance(read, dict) else 0
+    thought = count(written.get("reasoning_tokens")) if isinstance(written, dict) else 0
     return {
         "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
         "output_tokens": sampled,
         "output_tokens_details": {"reasoning_tokens": thought},
-        "total_tokens": _count(usage.get("total_tokens")) or prompt + sampled,
+        "total_tokens": count(usage.get("total_tokens")) or prompt + sampled,
     }
-
-
-def _count(value: Any) -> int:
-    return value if type(value) is int else 0
 
 
 def _logprobs(given: Any) -> list[Json]:
@@ -304,11 +268,3 @@ def _token(entry: Json) -> Json:
     token, given = str(entry.get("token") or ""), entry.get("bytes")
     told = given if isinstance(given, list) else list(token.encode("utf-8", "replace"))
     return {"token": token, "bytes": told, "logprob": entry.get("logprob")}
-
-
-def _as_chunk(choice: Json) -> Json:
-    """A completed choice as the chunk that says all of it."""
-    message = choice.get("message")
-    delta: Json = dict(message) if isinstance(message, dict) else {}
-    delta["tool_calls"] = [{**call, "index": at} for at, call in enumerate(objects(delta.get("tool_calls")))]
-    return {**choice, "index": 0, "delta": delta}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Final
 
+from capture.surrogates import SurrogateJoiner
 from proxy.dialects.chat import dumps
 from proxy.dialects.responses.history import carried
-from proxy.dialects.responses.tools import FreeText, Tool
+from proxy.dialects.responses.tools import FreeText, Tool, parsed
 
 Json = dict[str, Any]
 
@@ -51,6 +52,7 @@ class Item:
         self.at: Final[Json] = {"item_id": item_id, "output_index": place}
         self.status = "in_progress"
         self.pieces: list[str] = []
+        self._joiner = SurrogateJoiner()
 
     @property
     def text(self) -> str:
@@ -67,9 +69,20 @@ class Item:
     def started(self) -> Json:
         return self.json()
 
+    def feed(self, text: str) -> bytes:
+        """The event for one more piece of text."""
+        text = self._joiner.feed(text)
+        if text:
+            self.pieces.append(text)
+        return self.delta(text) if text else b""
+
+    def delta(self, text: str) -> bytes:
+        raise NotImplementedError
+
     def close(self, status: str) -> bytes:
+        left = self.feed(self._joiner.flush())
         self.status = status
-        ended = self.ends()
+        ended = left + self.ends()
         done = {"output_index": self.place, "item": self.json()}
         return ended + self.events.event("response.output_item.done", done)
 
@@ -87,6 +100,7 @@ class MessageItem(Item):
         self.refusal = refusal
         self.logprobs: list[Any] = []
         self._tells = logprobs
+        self._new_logprobs: list[Any] = []
         self.at["content_index"] = 0
         self._name = "response.refusal" if refusal else "response.output_text"
         self._head = delta_head(f"{self._name}.delta", self.at if refusal else {**self.at, "logprobs": []})
@@ -96,11 +110,14 @@ class MessageItem(Item):
         return super().opened() + self.events.event("response.content_part.added", part)
 
     def feed(self, text: str, logprobs: Any = None) -> bytes:
-        self.pieces.append(text)
-        if not self._tells or not logprobs:
+        self._new_logprobs = logprobs or [] if self._tells else []
+        self.logprobs += self._new_logprobs
+        return super().feed(text)
+
+    def delta(self, text: str) -> bytes:
+        if not self._new_logprobs:
             return self.events.delta(self._head, text)
-        self.logprobs += logprobs
-        return self.events.event(f"{self._name}.delta", {**self.at, "delta": text, "logprobs": logprobs})
+        return self.events.event(f"{self._name}.delta", {**self.at, "delta": text, "logprobs": self._new_logprobs})
 
     def ends(self) -> bytes:
         said: Json = {"refusal": self.text} if self.refusal else {"text": self.text, "logprobs": self.logprobs}
@@ -140,8 +157,7 @@ class ReasoningItem(Item):
     def opened(self) -> bytes:
         return super().opened() + self.events.event(f"{self._part_name}.added", {**self.at, "part": self._part()})
 
-    def feed(self, text: str) -> bytes:
-        self.pieces.append(text)
+    def delta(self, text: str) -> bytes:
         return self.events.delta(self._head, text)
 
     def ends(self) -> bytes:
@@ -173,9 +189,8 @@ class CallItem(Item):
         self.tool = tool
         self._head = delta_head("response.function_call_arguments.delta", self.at)
 
-    def feed(self, arguments: str) -> bytes:
-        self.pieces.append(arguments)
-        return self.events.delta(self._head, arguments)
+    def delta(self, text: str) -> bytes:
+        return self.events.delta(self._head, text)
 
     def ends(self) -> bytes:
         done = {**self.at, "name": self.tool.name, "arguments": self.text}
@@ -204,20 +219,19 @@ class CustomCallItem(CallItem):
         self._reading = FreeText()
         self._head = delta_head("response.custom_tool_call_input.delta", self.at)
 
-    def feed(self, arguments: str) -> bytes:
-        self.pieces.append(arguments)
-        return self._tell(self._reading.feed(arguments))
+    def delta(self, text: str) -> bytes:
+        return self._input_delta(self._reading.feed(text))
 
-    def _tell(self, text: str) -> bytes:
+    def _input_delta(self, text: str) -> bytes:
         if not text:
             return b""
         self.input.append(text)
         return self.events.delta(self._head, text)
 
     def ends(self) -> bytes:
-        told = self._tell(self._reading.rest())
+        rest = self._input_delta(self._reading.rest())
         done = {**self.at, "input": "".join(self.input)}
-        return told + self.events.event("response.custom_tool_call_input.done", done)
+        return rest + self.events.event("response.custom_tool_call_input.done", done)
 
     def json(self) -> Json:
         made = {
@@ -229,3 +243,32 @@ class CustomCallItem(CallItem):
             "input": "".join(self.input),
         }
         return {**made, "namespace": self.tool.namespace} if self.tool.namespace else made
+
+
+class ToolSearchItem(CallItem):
+    """A call of the agent's own tool search: no deltas, and its arguments parsed (Codex 0.171 reads an object)."""
+
+    kind = "tsc"
+
+    def delta(self, text: str) -> bytes:
+        return b""
+
+    def ends(self) -> bytes:
+        return b""
+
+    def json(self) -> Json:
+        return {
+            "id": self.id,
+            "type": "tool_search_call",
+            "status": self.status,
+            "call_id": self.call_id,
+            "execution": "client",
+            "arguments": parsed(self.text),
+        }
+
+
+CALL_ITEMS: Final[dict[str, type[CallItem]]] = {
+    "function": CallItem,
+    "custom": CustomCallItem,
+    "tool_search": ToolSearchItem,
+}

@@ -68,6 +68,9 @@ _REFUSED: Final[dict[str, Any]] = {
     "best_of": (None, 1),
     "use_beam_search": (None, False),
 }
+_TEXT_READ: Final = ("format",)
+_REASONING_READ: Final = ("effort", "summary", "generate_summary", "mode")
+_ASKS_NOTHING: Final = (None, "medium", "auto")  # the defaults of verbosity and context
 _LOGPROBS: Final = "message.output_text.logprobs"
 _ENCRYPTED: Final = "reasoning.encrypted_content"
 
@@ -78,7 +81,7 @@ def translate(body: dict[str, Any], earlier: EarlierAnswers) -> ChatRequest:
     streams = body.get("stream") is True
     include = _include(body)
     items = items_of(body, earlier)
-    tools = toolset(body.get("tools"))
+    tools = toolset(body.get("tools"), items)
     dropped = [*tools.dropped, *_dropped(body)]
 
     chat: dict[str, Any] = {"model": body["model"]} if body.get("model") is not None else {}
@@ -122,14 +125,9 @@ def _refuse(body: dict[str, Any]) -> None:
     for name, ours in _ELSEWHERE.items():
         if body.get(name) is not None:
             raise Refusal(400, f"`{name}` is no field of a Responses request: it is `{ours}` here")
-    mode, reach = _object(body, "reasoning").get("mode"), _object(body, "reasoning").get("context")
+    mode = _object(body, "reasoning").get("mode")
     if mode not in (None, "standard"):
         raise Refusal(400, f"`reasoning.mode` {mode!r} is not served here: engines have no such mode")
-    if reach not in (None, "auto"):
-        raise Refusal(400, f"`reasoning.context` {reach!r} is not served here: the model's template decides on it")
-    verbosity = _object(body, "text").get("verbosity")
-    if verbosity not in (None, "medium"):
-        raise Refusal(400, f"`text.verbosity` {verbosity!r} is not served here: engines know none; ask in the prompt")
 
 
 def _sampling(body: dict[str, Any]) -> dict[str, Any]:
@@ -179,6 +177,13 @@ def _dropped(body: dict[str, Any]) -> list[str]:
     """What is left out, for it does not change what is sampled."""
     dropped = [name for name, value in body.items() if name in _LEFT_OUT and value is not None]
     dropped += [f"include[{at}]" for at, one in enumerate(_include(body)) if one not in (_LOGPROBS, _ENCRYPTED)]
+    # Codex sends `text.verbosity` and `reasoning.context` to models that it knows by name. No engine has the one, and
+    # the model's template decides on the other.
+    for name, read in (("text", _TEXT_READ), ("reasoning", _REASONING_READ)):
+        fields = _object(body, name)
+        dropped += [
+            f"{name}.{field}" for field, value in fields.items() if field not in read and value not in _ASKS_NOTHING
+        ]
     if body.get("truncation") not in (None, "disabled"):
         dropped.append("truncation")  # what is too long is the engine's 400
     return dropped

@@ -2,16 +2,18 @@
 
 A custom tool takes free text; a chat model is offered it as a function with one string parameter (as vLLM 0.32's own
 Responses route does), and what it writes there is the tool's input again. A namespace becomes functions named
-`<namespace>__<name>`. Tools that OpenAI runs itself (web search, code interpreter) are left out, which the record says.
+`<namespace>__<name>`. A tool search that the agent runs is a function too; the tools that it found, and those that came
+as `additional_tools`, join the others. Tools that OpenAI runs itself (web search, code interpreter) are left out, which
+the record says.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import orjson
 
@@ -25,6 +27,12 @@ _INPUT_SCHEMA: Final = {
     "required": [INPUT],
     "additionalProperties": False,
 }
+#: The name of Codex's search for deferred tools, which has none in the request (Codex 0.171, `execution: client`).
+TOOL_SEARCH: Final = "tool_search"
+#: Items of a conversation that hold tools. Models that Codex knows get all tools by the first (since 0.144).
+ADDITIONAL_TOOLS: Final = "additional_tools"
+TOOL_SEARCH_OUTPUT: Final = "tool_search_output"
+BRINGS_TOOLS: Final = (ADDITIONAL_TOOLS, TOOL_SEARCH_OUTPUT)
 _NO_PARAMETERS: Final = {"type": "object", "properties": {}}
 
 
@@ -33,13 +41,13 @@ class Tool:
     """What the agent declared under a chat function's name."""
 
     name: str
-    custom: bool = False
+    kind: Literal["function", "custom", "tool_search"] = "function"
     namespace: str | None = None
 
 
 @dataclass(slots=True)
 class Toolset:
-    """`functions` go to the engine; `named` says what each of their names is to the agent."""
+    """`functions` go to the engine; `named` tells what each of their names is to the agent; `dropped` are paths."""
 
     functions: list[dict[str, Any]]
     named: dict[str, Tool]
@@ -51,35 +59,53 @@ def chat_name(name: str, namespace: str | None) -> str:
     return f"{namespace}__{name}" if namespace else name
 
 
-def toolset(tools: Any) -> Toolset:
-    """The agent's `tools` as chat functions. Raises `Refusal` where one is no tool."""
+def toolset(tools: Any, items: Sequence[tuple[str, dict[str, Any]]] = ()) -> Toolset:
+    """The agent's `tools` as chat functions, and those that items of the conversation (with their paths) brought.
+
+    Raises `Refusal` where one is no tool.
+    """
     made = Toolset([], {}, [])
-    if tools is None:
-        return made
-    if not isinstance(tools, list):
-        raise Refusal(400, "`tools` has to be a list of tools")
-    for place, path, given in _flat(tools):
-        kind = given.get("type")
-        if kind not in ("function", "custom"):
-            made.dropped.append(f"{path} ({kind})")
-            continue
-        name = given.get("name")
-        if not isinstance(name, str) or not name:
-            raise Refusal(400, f"`{path}.name` has to be the tool's name")
-        namespace = place.get("name") if place is not None else None
-        tool = Tool(name, kind == "custom", namespace)
-        if kind == "custom" and _grammar(given) is not None:
-            made.dropped.append(f"{path}.format")  # told to the model, not enforced on it
-        known_as = chat_name(name, namespace)
-        made.named[known_as] = tool
-        made.functions.append({"type": "function", "function": _function(known_as, given, place)})
+    _add(made, "tools", tools)
+    for path, item in items:
+        if item.get("type") in BRINGS_TOOLS:
+            known = set(made.named)  # an agent that searches twice finds the same tool twice
+            _add(made, f"{path}.tools", item.get("tools"), known)
     return made
 
 
-def _flat(tools: list[Any]) -> Iterator[tuple[dict[str, Any] | None, str, dict[str, Any]]]:
-    """Each tool with its namespace, if it stands in one, and its path in the request."""
+def _add(made: Toolset, where: str, tools: Any, known: Container[str] = ()) -> None:
+    if tools is None:
+        return
+    if not isinstance(tools, list):
+        raise Refusal(400, f"`{where}` has to be a list of tools")
+    for namespace, path, given in _flat(tools, where):
+        kind = given.get("type")
+        if kind not in ("function", "custom", TOOL_SEARCH) or (kind == TOOL_SEARCH and _run_by_openai(given)):
+            made.dropped.append(f"{path} ({kind})")
+            continue
+        name = TOOL_SEARCH if kind == TOOL_SEARCH else given.get("name")
+        if not isinstance(name, str) or not name:
+            raise Refusal(400, f"`{path}.name` has to be the tool's name")
+        tool = Tool(name, kind, namespace.get("name") if namespace is not None else None)
+        known_as = chat_name(name, tool.namespace)
+        if known_as in known:
+            continue
+        if kind == "custom" and _grammar(given) is not None:
+            made.dropped.append(f"{path}.format")  # told to the model, not enforced on it
+        if given.get("defer_loading"):
+            made.dropped.append(f"{path}.defer_loading")  # no engine loads tools later: the model has it from the start
+        made.named[known_as] = tool
+        made.functions.append({"type": "function", "function": _function(known_as, given, namespace)})
+
+
+def _run_by_openai(tool_search: dict[str, Any]) -> bool:
+    return tool_search.get("execution") != "client"
+
+
+def _flat(tools: list[Any], where: str) -> Iterator[tuple[dict[str, Any] | None, str, dict[str, Any]]]:
+    """Each tool with its namespace, if it is in one, and its path in the request."""
     for at, given in enumerate(tools):
-        path = f"tools[{at}]"
+        path = f"{where}[{at}]"
         if not isinstance(given, dict):
             raise Refusal(400, f"`{path}` has to be an object")
         if given.get("type") != "namespace":
@@ -88,10 +114,10 @@ def _flat(tools: list[Any]) -> Iterator[tuple[dict[str, Any] | None, str, dict[s
         inner = given.get("tools")
         if not isinstance(given.get("name"), str) or not isinstance(inner, list):
             raise Refusal(400, f"`{path}` has to have a name and its tools")
-        for below, one in enumerate(inner):
-            if not isinstance(one, dict):
+        for below, tool in enumerate(inner):
+            if not isinstance(tool, dict):
                 raise Refusal(400, f"`{path}.tools[{below}]` has to be an object")
-            yield given, f"{path}.tools[{below}]", one
+            yield given, f"{path}.tools[{below}]", tool
 
 
 def _function(name: str, given: dict[str, Any], namespace: dict[str, Any] | None) -> dict[str, Any]:
@@ -258,6 +284,14 @@ def free_text(arguments: str) -> str:
     """What a custom tool's agent reads of a whole call's arguments."""
     text = FreeText()
     return text.feed(arguments) + text.rest()
+
+
+def parsed(arguments: str) -> Any:
+    """Arguments as the object that they are, an empty one where there are none; else as they were sampled."""
+    try:
+        return orjson.loads(arguments) if arguments.strip() else {}
+    except orjson.JSONDecodeError:
+        return arguments
 
 
 def as_arguments(text: str) -> str:

@@ -6,19 +6,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capture.assemble import Assembler, stream_of
 from capture.sequences.purpose import purpose
+from proxy.dialects.anthropic.blocks import input_of
 from proxy.dialects.anthropic.dialect import AnthropicDialect
-from proxy.dialects.anthropic.reply import input_of
 from proxy.errors import Refusal
 
 MESSAGES = AnthropicDialect()
 #: Requests of Claude Code 2.1.197, recorded against a scripted API: by default, lean, and with an API that fails.
 RECORDED: list[dict[str, Any]] = [
-    one for one in json.loads((Path(__file__).parent / "transcripts/claude_code.json").read_text()) if one["body"]
+    one for one in json.loads((Path(__file__).parents[1] / "transcripts/claude_code.json").read_text()) if one["body"]
 ]
 
 
@@ -63,6 +64,36 @@ def test_claude_codes_title_call_is_told_from_its_work() -> None:
     title, work = chat_of(recorded("claude/003")), chat_of(recorded("claude/004"))
     assert title["response_format"]["json_schema"]["schema"]["required"] == ["title"] and "tools" not in title
     assert (purpose(title, {}), purpose(work, {})) == ("title", "agent")
+
+
+def test_results_of_claude_codes_tool_search_and_search_results_are_text() -> None:
+    search: dict[str, Any] = {
+        "type": "search_result", "source": "https://example.com", "title": "Title", "citations": {"enabled": True},
+        "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}],
+    }  # fmt: skip
+    found = [{"type": "tool_reference", "tool_name": name} for name in ("WebFetch", "WebSearch")]
+    uses = [{"type": "tool_use", "id": name, "name": "ToolSearch", "input": {}} for name in "ab"]
+    results = [
+        {"type": "tool_result", "tool_use_id": "a", "content": found},
+        {"type": "tool_result", "tool_use_id": "b", "content": [search]},
+        search,
+    ]
+    turns: list[Any] = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": uses},
+        {"role": "user", "content": results},
+    ]
+    tools = [{"name": name, "input_schema": {}, "defer_loading": True} for name in ("WebFetch", "WebSearch")]
+    made = MESSAGES.translate({"model": "m", "max_tokens": 5, "tools": tools, "messages": turns}, {})
+    text = "Title\nhttps://example.com\none\ntwo"
+    assert [message["content"] for message in made.chat["messages"][2:]] == ["WebFetch\nWebSearch", text, text]
+    assert [tool["function"]["name"] for tool in made.chat["tools"]] == ["WebFetch", "WebSearch"]
+    assert set(made.dropped) == {"tools[].defer_loading", "messages[].content[].citations"}
+    for wrong in (
+        {"type": "tool_reference"}, {**search, "content": "text"}, {**search, "content": [{"type": "image"}]},
+    ):  # fmt: skip
+        with pytest.raises(Refusal):
+            chat_of({"model": "m", "max_tokens": 5, "messages": [*turns, {"role": "user", "content": [wrong]}]})
 
 
 def test_images_go_behind_the_results_of_their_turn() -> None:
@@ -161,10 +192,11 @@ def test_a_conversation_that_went_through_both_ways_is_the_same(
             for chunk in chunks:
                 assembler.add(chunk)
             assert MESSAGES.reply(translated).body(assembler.body())["content"] == whole["content"]
-            assert heard(b"".join(map(reply.feed, chunks)) + reply.finish()) == {
+            streamed = MESSAGES.reply(translated)
+            assert heard(b"".join(map(streamed.feed, chunks)) + streamed.finish()) == {
                 name: whole[name] for name in ("id", "model", "content", "stop_reason", "stop_sequence", "usage")
             }
-        kept |= MESSAGES.cache_entries(translated, chat, whole)
+        kept |= reply.cache_entries()
         expected.append(turn)
         body["messages"].append({"role": "assistant", "content": whole["content"]})
         back: list[dict[str, Any]] = []
@@ -307,4 +339,4 @@ def test_a_strange_value_anywhere_in_an_answer_is_survived() -> None:
             assert heard(events)["content"] is not None
             body = reply.body(chunk)
             json.dumps(body)
-            MESSAGES.cache_entries(made, chunk, body)
+            reply.cache_entries()

@@ -10,8 +10,8 @@ from google import genai
 from google.genai import errors, types
 
 from sandbox.embedded_engine import EmbeddedEngine
-from tests.proxy import responses_cases
 from tests.proxy.conftest import Bench, Started
+from tests.proxy.dialects.responses import client_cases
 from tests.proxy.fake_engine import FakeEngine, answers, replays, streams, transcript
 
 STEADY: dict[str, Any] = {"temperature": 0, "max_output_tokens": 12}
@@ -21,7 +21,7 @@ WEATHER = types.Tool(
         types.FunctionDeclaration(
             name="get_weather",
             description="The weather of a city",
-            parameters_json_schema=responses_cases.WEATHER["parameters"],
+            parameters_json_schema=client_cases.WEATHER["parameters"],
         )
     ]
 )
@@ -75,7 +75,7 @@ async def test_a_call_and_its_response(started: Started, engine: EmbeddedEngine)
             types.Content(
                 role="model" if one["role"] == "assistant" else "user", parts=[types.Part(text=one["content"])]
             )
-            for one in responses_cases.asking("get_weather", {"city": "Paris"})
+            for one in client_cases.asking("get_weather", {"city": "Paris"})
         ]
         given: dict[str, Any] = {"model": engine.model, "config": config(tools=[WEATHER], max_output_tokens=60)}
         _, last = await said(api.generate_content_stream(contents=asked, **given))

@@ -18,10 +18,10 @@ from capture.assemble import stream_of
 from proxy.dialects.base import ChatRequest, ReplyTranslator
 from proxy.dialects.gemini.dialect import GeminiDialect
 from proxy.errors import Refusal
-from tests.proxy.test_responses_round_trip import turns
+from tests.proxy.dialects.responses.test_round_trip import turns
 
 CHAT: TypeAdapter[Any] = TypeAdapter(CompletionCreateParams)
-RECORDED = Path(__file__).parent / "transcripts/gemini"
+RECORDED = Path(__file__).parents[1] / "transcripts/gemini"
 GEMINI = GeminiDialect("my-policy", streams=True)
 HI = [{"role": "user", "parts": [{"text": "hi"}]}]
 RUN = {"functionDeclarations": [{"name": "run", "description": "Runs.", "parametersJsonSchema": {"type": "object"}}]}
@@ -237,7 +237,7 @@ def test_a_conversation_that_went_through_both_ways_is_the_same(
         message = {name: value for name, value in turn.items() if name != "reasoning_content"}
         chat = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
         body = json.loads(json.dumps(reply.body(chat)))
-        kept |= GEMINI.cache_entries(made, chat, body)
+        kept |= reply.cache_entries()
         contents.append(body["candidates"][0]["content"])
         expected.append(turn)
         answers = []

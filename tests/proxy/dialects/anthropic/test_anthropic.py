@@ -1,6 +1,6 @@
 """Anthropic's Messages through the proxy: what is recorded, and what its official client hears when things go wrong.
 
-Engines are doubles that send what a real vLLM sent; the real ones are in `test_messages_real.py` and tests/live.
+Engines are doubles that send what a real vLLM sent; the real ones are in `test_real_engine.py` and tests/live.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 
 from sandbox.embedded_engine import EmbeddedEngine
 from tests.proxy.conftest import Started
-from tests.proxy.messages_cases import CASES
+from tests.proxy.dialects.anthropic.client_cases import CASES
 from tests.schemas import validator
 
 

@@ -250,8 +250,8 @@ async def several_at_once(api: AsyncOpenAI, model: str) -> None:
 @case
 async def a_field_that_cannot_be_kept(api: AsyncOpenAI, model: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
-        await api.responses.create(model=model, input=COLOURS, text={"verbosity": "low"})
-    assert (refused.value.param, refused.value.type) == ("text.verbosity", "invalid_request_error")
+        await api.responses.create(model=model, input=COLOURS, reasoning={"mode": "pro"})  # type: ignore[typeddict-unknown-key]
+    assert (refused.value.param, refused.value.type) == ("reasoning.mode", "invalid_request_error")
 
 
 @case

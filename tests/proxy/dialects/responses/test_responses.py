@@ -13,8 +13,8 @@ from openai import AsyncOpenAI
 from capture.journal.journal import Call
 from sandbox.embedded_engine import EmbeddedEngine
 from tests.proxy.conftest import Bench, Started
+from tests.proxy.dialects.responses.client_cases import CASES, STEADY
 from tests.proxy.fake_engine import FakeEngine, Seen, answers, replays, streams, transcript
-from tests.proxy.responses_cases import CASES, STEADY
 from tests.schemas import validator
 
 GIVEN: dict[str, Any] = {"model": "my-policy", "input": "x", "max_output_tokens": 10}

@@ -16,7 +16,7 @@ from proxy.errors import Refusal
 
 CHAT: TypeAdapter[Any] = TypeAdapter(CompletionCreateParams)
 RESPONSES = ResponsesDialect()
-CODEX = Path(__file__).parent / "transcripts/codex"
+CODEX = Path(__file__).parents[1] / "transcripts/codex"
 ANSWER, OTHER = "a" * 32, "b" * 32
 USER = {"role": "user", "content": "hi"}
 SAID_HI = {"role": "user", "content": "hi"}
@@ -193,13 +193,15 @@ def test_a_previous_response_brings_its_conversation_but_not_its_instructions() 
     reply = RESPONSES.reply(first)
     chat = {"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]}
     body = reply.body(chat)
-    kept = dict(RESPONSES.cache_entries(first, chat, body))
+    kept = dict(reply.cache_entries())
     made = messages(USER, earlier=kept, previous_response_id=body["id"])
     assert made == [SAID_HI, {"role": "assistant", "content": "yes"}, SAID_HI]
     reference = {"type": "item_reference", "id": body["output"][0]["id"]}
     assert messages(USER, reference, USER, earlier=kept) == made
     again = translated(kept, previous_response_id=body["id"], input="x", store=False)
-    assert RESPONSES.cache_entries(again, chat, RESPONSES.reply(again).body(chat)) == {}
+    reply = RESPONSES.reply(again)
+    reply.body(chat)
+    assert reply.cache_entries() == {}
 
 
 # tools
@@ -307,6 +309,106 @@ def test_fields_that_change_nothing_are_left_out_and_told(fields: dict[str, Any]
     assert made.dropped == list(fields)
 
 
+@pytest.mark.parametrize(
+    ("fields", "dropped"),
+    [
+        ({"text": {"verbosity": "low"}}, ["text.verbosity"]),
+        ({"text": {"verbosity": "high", "format": {"type": "text"}}}, ["text.verbosity"]),
+        ({"reasoning": {"context": "all_turns"}}, ["reasoning.context"]),
+        ({"reasoning": {"context": "auto"}, "text": {"verbosity": "medium"}}, []),
+        ({"text": {"new": 1}, "reasoning": {"new": 1}}, ["text.new", "reasoning.new"]),
+    ],
+)
+def test_what_codex_adds_for_models_it_knows_is_left_out_and_listed(fields: dict[str, Any], dropped: list[str]) -> None:
+    made = translated(**fields)
+    assert set(made.chat) == {"model", "messages"}
+    assert made.dropped == dropped
+
+
+EXEC: dict[str, Any] = {"type": "function", "name": "exec", "parameters": {"type": "object", "properties": {}}}
+NAMESPACE: dict[str, Any] = {
+    "type": "namespace", "name": "agents", "tools": [{**EXEC, "name": "send"}, {"type": "custom", "name": "patch"}],
+}  # fmt: skip
+SEARCH: dict[str, Any] = {
+    "type": "tool_search", "execution": "client", "description": "Finds tools.",
+    "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
+}  # fmt: skip
+
+
+def names(made: ChatRequest) -> list[str]:
+    return [tool["function"]["name"] for tool in made.chat.get("tools", ())]
+
+
+def test_additional_tools_join_those_of_the_request() -> None:
+    item = {"type": "additional_tools", "role": "developer", "tools": [NAMESPACE, {"type": "web_search"}]}
+    made = translated(input=[item, USER], tools=[EXEC])
+    assert names(made) == ["exec", "agents__send", "agents__patch"]
+    assert made.chat["messages"] == [SAID_HI]
+    assert made.dropped == ["input[0].tools[1] (web_search)"]
+    assert names(translated(input=[item, USER])) == ["agents__send", "agents__patch"]
+    chosen = translated(input=[item, USER], tool_choice={"type": "function", "name": "send", "namespace": "agents"})
+    assert chosen.chat["tool_choice"]["function"]["name"] == "agents__send"
+
+
+def test_additional_tools_of_a_previous_response_stay() -> None:
+    item = {"type": "additional_tools", "role": "developer", "tools": [EXEC]}
+    reply = RESPONSES.reply(translated(input=[item, USER]))
+    body = reply.body({"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]})
+    made = translated(dict(reply.cache_entries()), previous_response_id=body["id"], input="more")
+    assert names(made) == ["exec"]
+
+
+def calling(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    message = {"content": None, "tool_calls": [told(call_id, name, arguments)]}
+    return {"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}
+
+
+def test_a_tool_search_of_the_agents_own_is_a_function_and_what_it_finds_joins_the_tools() -> None:
+    reply = RESPONSES.reply(translated(tools=[EXEC, SEARCH]))
+    [search] = reply.body(calling("s1", "tool_search", '{"query":  "x"}'))["output"]
+    assert search == {
+        "id": search["id"], "type": "tool_search_call", "status": "completed", "call_id": "s1", "execution": "client",
+        "arguments": {"query": "x"},
+    }  # fmt: skip
+    found = {"type": "tool_search_output", "call_id": "s1", "execution": "client", "tools": [NAMESPACE, EXEC]}
+    made = translated(dict(reply.cache_entries()), input=[USER, search, found], tools=[EXEC, SEARCH])
+    assert names(made) == ["exec", "tool_search", "agents__send", "agents__patch"]
+    assert made.dropped == []
+    assert made.chat["messages"][1]["tool_calls"] == [told("s1", "tool_search", '{"query":  "x"}')]
+    content = json.dumps([NAMESPACE, EXEC])
+    assert made.chat["messages"][2] == {"role": "tool", "tool_call_id": "s1", "content": content}
+    again = [USER, search, found, {**search, "call_id": "s2", "id": None}, {**found, "call_id": "s2"}]
+    assert names(translated(input=again, tools=[EXEC, SEARCH])) == names(made)
+    [item] = RESPONSES.reply(made).body(calling("p1", "agents__patch", '{"input": "+"}'))["output"]
+    assert (item["type"], item["name"], item["namespace"], item["input"]) == (
+        "custom_tool_call", "patch", "agents", "+",
+    )  # fmt: skip
+
+
+def test_a_tool_search_streams_as_one_item() -> None:
+    reply = RESPONSES.reply(translated(tools=[SEARCH]))
+    calls = [
+        {"index": 0, "id": "s1", "function": {"name": "tool_search", "arguments": '{"que'}},
+        {"index": 0, "function": {"arguments": 'ry": "x"}'}},
+    ]
+    choices: list[dict[str, Any]] = [{"index": 0, "delta": {"tool_calls": [one]}} for one in calls]
+    choices.append({"index": 0, "delta": {}, "finish_reason": "tool_calls"})
+    data = b"".join(reply.feed({"choices": [choice]}) for choice in choices) + reply.finish()
+    sent = [json.loads(line[6:]) for line in data.decode().split("\n") if line.startswith("data: ")]
+    [done] = [event["item"] for event in sent if event["type"] == "response.output_item.done"]
+    assert done["arguments"] == {"query": "x"}
+    assert not any("delta" in event for event in sent)
+
+
+def test_a_tool_search_that_openai_runs_is_left_out_and_its_items_refused() -> None:
+    made = translated(tools=[EXEC, {"type": "tool_search"}, {**EXEC, "name": "later", "defer_loading": True}])
+    assert names(made) == ["exec", "later"]
+    assert made.dropped == ["tools[1] (tool_search)", "tools[2].defer_loading"]
+    with pytest.raises(Refusal) as refused:
+        translated(input=[USER, {"type": "tool_search_call", "execution": "server", "arguments": {}}])
+    assert "input[1].type" in refused.value.message
+
+
 def test_what_else_is_to_be_included_is_left_out_and_told() -> None:
     made = translated(include=["reasoning.encrypted_content", "web_search_call.action.sources"])
     assert made.dropped == ["include[1]"]
@@ -321,12 +423,10 @@ REFUSED: dict[str, dict[str, Any]] = {
     "n": {"n": 2},
     "max_tokens": {"max_tokens": 5},
     "response_format": {"response_format": {"type": "json_object"}},
-    "text.verbosity": {"text": {"verbosity": "low"}},
     "text.format": {"text": {"format": {"type": "grammar"}}},
     "text.format.schema": {"text": {"format": {"type": "json_schema", "name": "n"}}},
     "text": {"text": "json"},
     "reasoning.mode": {"reasoning": {"mode": "pro"}},
-    "reasoning.context": {"reasoning": {"context": "all_turns"}},
     "include": {"include": "reasoning"},
     "instructions": {"instructions": ["x"]},
     "input": {"input": None},

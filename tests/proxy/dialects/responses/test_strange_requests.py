@@ -15,7 +15,7 @@ from proxy.dialects.responses.reply_items import dumps
 from proxy.errors import Refusal
 
 RESPONSES = ResponsesDialect()
-CODEX = Path(__file__).parent / "transcripts/codex"
+CODEX = Path(__file__).parents[1] / "transcripts/codex"
 FULL: dict[str, Any] = {
     "instructions": "x",
     "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}, "verbosity": "medium"},
@@ -75,7 +75,7 @@ def test_a_strange_value_anywhere_is_a_chat_request_or_a_refusal(data: st.DataOb
     chat = {"choices": [{"message": {"content": "a"}, "finish_reason": "stop"}]}
     answer = reply.body(chat)
     assert answer["status"] == "completed"
-    RESPONSES.cache_entries(made, chat, answer)
+    reply.cache_entries()
 
 
 @settings(max_examples=60, deadline=None)
