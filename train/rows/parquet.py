@@ -129,16 +129,13 @@ def parquet() -> Any:
     return import_module("pyarrow.parquet")
 
 
-def read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
-    """The rows of a Parquet file, numbered from 1, with the nulls that Arrow filled in: what a trainer sees."""
+def read_parquet(path: Path) -> Iterator[Any]:
+    """The rows of a Parquet file, with the nulls that Arrow filled in: what a trainer sees."""
     pa = arrow()
     try:
-        number = 0
         with parquet().ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=64):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield number, row
+                yield from batch.to_pylist()
     except (pa.ArrowInvalid, OSError) as error:
         raise BadInput(f"{path} is not a readable Parquet file: {str(error).splitlines()[0]}") from error
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 from train.errors import BadInput, NoSuchPath
 from train.rows.capture_lookup import CapturedCall, CaptureLookup
 from train.rows.checks import check_banned
+from train.rows.column_types import ColumnTypes
 from train.rows.convert import calls_tools
 from train.rows.formats import NAMES, find_format
 from train.rows.formats.base import Format, Row
@@ -108,12 +109,20 @@ def validate(
         report=Report(form.name),
     )
     report = check.report
-    for number, row in read_rows(path, form):
+    types = ColumnTypes()
+    for number, offset, row in read_rows(path, form):
         report.rows += 1
         if not isinstance(row, dict):
             report.problem(f"row {number}: top-level record must be an object")
             continue
         problems = check_banned(row) + form.check(row)
+        if offset is not None and form.container == "jsonl":
+            problems += [
+                f"{field} has its first value of kind {kind} after 10 MiB, where load_dataset has fixed the types: it "
+                "refuses the file; write it again with bench train convert, or as Parquet"
+                for field, kind in types.add(row, offset)
+                if (field, kind) in types.late()
+            ]
         if problems and report.rows == 1:
             report.valid_as = [name for name in NAMES if name != form.name and not find_format(name).check(row)]
         report.rows_with_tool_calls += calls_tools(row)
@@ -121,6 +130,8 @@ def validate(
             problems = check(number, row)
         for problem in problems:
             report.problem(f"row {number}: {problem}")
+    for field_name in types.dates():
+        report.problem(f"{field_name} has nothing but dates, which load_dataset reads as timestamps: write Parquet")
     if expected_rows is not None and report.rows != expected_rows:
         report.problem(f"row count {report.rows} != expected {expected_rows}")
     if not report.rows:

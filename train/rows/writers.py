@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import IO, Any, NamedTuple, Protocol, Self
 
 import orjson
 
 from train.errors import BadInput
 from train.rows.atomic_file import AtomicFile
+from train.rows.column_types import ColumnTypes
 from train.rows.formats.base import Format, Row
 
 
@@ -59,13 +62,25 @@ def open_rows(path: Path, form: Format) -> RowWriter:
 
 
 class JsonlWriter:
-    """JSON Lines. Ids may be `orjson.Fragment`s, which are copied, not parsed."""
+    """JSON Lines, in the order of writing; only where `load_dataset` would refuse the file, some rows come earlier.
+
+    Ids may be `orjson.Fragment`s, which are copied, not parsed.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = AtomicFile(path)
+        self._types = ColumnTypes()
+        self._blocks = array("q")  # where the rows, or the groups of rows, begin that must stay together
+        self._group: int | None = None
 
     def write(self, row: Row) -> None:
+        start = self._file.tell()
+        group = row.get("group_number", row.get("extra", {}).get("group_number"))
+        if group is None or group != self._group:
+            self._blocks.append(start)
+            self._group = group
+        self._types.add(row, start)
         self._file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
 
     def mark(self) -> int:
@@ -73,10 +88,48 @@ class JsonlWriter:
 
     def roll_back(self, mark: int) -> None:
         self._file.truncate(mark)
+        self._types.forget(mark)
+        while self._blocks and self._blocks[-1] >= mark:
+            self._blocks.pop()
+            self._group = None
 
     def commit(self) -> list[str]:
-        self._file.commit()
-        return []
+        dates = [
+            f"{path} has nothing but dates, which load_dataset reads from JSON Lines as timestamps: write Parquet "
+            "(--out with a name that ends in .parquet)"
+            for path in self._types.dates()
+        ]
+        if not self._types.late():
+            self._file.commit()
+            return dates
+        return dates + self._commit_typed_rows_first()
+
+    def _commit_typed_rows_first(self) -> list[str]:
+        """Puts the rows first in which a field has its first value, so that `load_dataset` sees the types of all."""
+        self._file.flush()
+        ends = [*self._blocks[1:], self._file.tell()]
+        at_front = sorted({bisect_right(self._blocks, offset) - 1 for offset in self._types.first.values()})
+        types = ColumnTypes()
+        with AtomicFile(self.path) as reordered, self._file.temp_path.open("rb") as rows:
+            for block in at_front:
+                for line in _lines(rows, self._blocks[block], ends[block]):
+                    types.add(orjson.loads(line), reordered.tell())
+                    reordered.write(line)
+            front = set(at_front)
+            for block, start in enumerate(self._blocks):
+                if block not in front:
+                    for line in _lines(rows, start, ends[block]):
+                        reordered.write(line)
+            reordered.commit()
+        if late := sorted({path for path, _ in types.late()}):
+            return [
+                f"{len(late)} field(s), {late[0]} for one, have their first value after 10 MiB, where load_dataset has "
+                "fixed the types: it will refuse the file; write Parquet (--out with a name that ends in .parquet)"
+            ]
+        return [
+            f"{len(at_front)} row(s) or group(s) were moved to the front, so that every field has a value in the first "
+            "10 MiB: load_dataset takes the types from there"
+        ]
 
     def __enter__(self) -> Self:
         return self
@@ -85,6 +138,12 @@ class JsonlWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.__exit__(kind, error, trace)
+
+
+def _lines(file: IO[bytes], start: int, end: int) -> Iterator[bytes]:
+    file.seek(start)
+    while file.tell() < end:
+        yield file.readline()
 
 
 class EpisodeWriter:
@@ -128,24 +187,34 @@ class EpisodeWriter:
             folder.rmdir()
 
 
-def read_rows(path: Path, form: Format) -> Iterator[tuple[int, Any]]:
-    """The rows of a file with their numbers, from 1; one in memory at a time. Raises `BadInput`."""
+class StoredRow(NamedTuple):
+    """A row of a file: its number, from 1, its offset in bytes (None in Parquet), and its value, which may be any."""
+
+    number: int
+    offset: int | None
+    value: Any
+
+
+def read_rows(path: Path, form: Format) -> Iterator[StoredRow]:
+    """The rows of a file, one in memory at a time. Raises `BadInput`."""
     if path.is_dir():
         path = path / form.file
     if path.suffix == ".parquet":
         from train.rows.parquet import read_parquet
 
-        yield from read_parquet(path)
+        yield from (StoredRow(number, None, row) for number, row in enumerate(read_parquet(path), 1))
         return
     if form.container == "parquet":
         raise BadInput(f"{path} is not a Parquet file; {form.name} needs one")
     try:
         with path.open("rb") as file:
+            offset = 0
             for number, line in enumerate(file, 1):
+                start, offset = offset, offset + len(line)
                 if line.isspace():
                     continue
                 try:
-                    yield number, orjson.loads(line)
+                    yield StoredRow(number, start, orjson.loads(line))
                 except orjson.JSONDecodeError as error:
                     raise BadInput(f"{path}: line {number}: invalid JSON: {error}") from error
     except OSError as error:

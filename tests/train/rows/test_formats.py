@@ -36,7 +36,7 @@ def made(tmp_path: Path, form: str, calls: list[Line], **options: Any) -> tuple[
     job = make_job(tmp_path / "job", [{"calls": calls}])
     out = tmp_path / SUFFIX.get(form, "rows.jsonl")
     told = convert(job, out, ConvertOptions(format=form, **options)).notes
-    return [row for _, row in read_rows(out, find_format(form))], told
+    return [row for _, _, row in read_rows(out, find_format(form))], told
 
 
 @pytest.mark.parametrize("form", NAMES)
