@@ -128,7 +128,7 @@ async def disk_full(folder: Path, rounds: int) -> str:
                 lost = int(full["capture_journal_failures_total"])
                 states = json.loads((await proxy.admin("GET", "/sessions"))[1])["sessions"]
                 must(lost > 0, "the disk never filled up")
-                must(any("No space left" in str(one["journal_failed"]) for one in states), "no session says so")
+                must(any("No space left" in str(state["journal_failed"]) for state in states), "no session says so")
                 must("No space left" in proxy.said(), "the log does not say so")
                 must(_run("mount", "-o", "remount,size=64m", str(out)), "no more room could be made")
                 before = len(crowd.heard)

@@ -155,7 +155,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dialects", type=lambda given: given.split(","), default=list(PATHS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--chunks", type=int, default=300, help="tokens of a long answer")
-    parser.add_argument("--body-kb", type=lambda given: [float(one) for one in given.split(",")], default=[1.0, 40.0])
+    parser.add_argument("--body-kb", type=lambda given: [float(part) for part in given.split(",")], default=[1.0, 40.0])
     parser.add_argument("--out", type=Path, help="every round's figures, as JSON")
     parser.add_argument("--require", action="append", default=[], metavar="'[CASE:] A/B FIGURE<=NUMBER'")
     return parser.parse_args()

@@ -228,7 +228,7 @@ class Engine:
         if head < 0:
             return
         lines = bytes(peer.read[:head]).split(b"\r\n")
-        length = next((int(one[15:]) for one in lines if one[:15].lower() == b"content-length:"), 0)
+        length = next((int(line[15:]) for line in lines if line[:15].lower() == b"content-length:"), 0)
         if len(peer.read) < head + 4 + length:
             return
         body = bytes(peer.read[head + 4 : head + 4 + length])

@@ -64,8 +64,8 @@ class Load:
         self.by_fd: dict[int, _Stream] = {}
 
     def close(self) -> None:
-        for one in self.streams:
-            self._disconnect(one)
+        for stream in self.streams:
+            self._disconnect(stream)
         self.epoll.close()
 
     def run(self, requests: Sequence[bytes], count: int, *, limit: float, at_least: int = 0) -> Result:

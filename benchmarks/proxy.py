@@ -112,7 +112,7 @@ def main() -> None:
         if not options.keep:
             shutil.rmtree(folder, ignore_errors=True)
     add_first_token(runs)
-    print(table([case.name for case in cases], [one.name for one in targets], runs))
+    print(table([case.name for case in cases], [target.name for target in targets], runs))
     if options.out:
         options.out.write_text(json.dumps(report(cases, runs), indent=1))
     broken = [text for text in options.require if not holds(text, runs)]

@@ -110,7 +110,7 @@ async def main() -> None:
     parser.add_argument("--sizes", default="1000,3000,6000", help="prompt ids, about")
     parser.add_argument("--rounds", type=int, default=10)
     arguments = parser.parse_args()
-    for size in (int(one) for one in arguments.sizes.split(",")):
+    for size in (int(part) for part in arguments.sizes.split(",")):
         print(json.dumps(await measure(arguments, size)), flush=True)
 
 

@@ -118,7 +118,8 @@ def naive_stream(job: Path, out: Path) -> int:
             found = naive_sequence(calls)
             captures = [call["metadata"]["token_capture"] for call in calls]
             told = [
-                {"prompt_token_ids": one["prompt_token_ids"], "completions": one["completions"]} for one in captures
+                {"prompt_token_ids": capture["prompt_token_ids"], "completions": capture["completions"]}
+                for capture in captures
             ]
             names = ("prompt_ids", "completion_ids", "completion_mask", "completion_logprobs")
             sequence = dict(zip(names, found, strict=True)) if found else None

@@ -96,7 +96,7 @@ def without_ids(body: dict[str, Any]) -> dict[str, Any]:
         if not kept["sglext"]:
             del kept["sglext"]
     if isinstance(kept.get("choices"), list):
-        kept["choices"] = [without_ids(one) if isinstance(one, dict) else one for one in kept["choices"]]
+        kept["choices"] = [without_ids(choice) if isinstance(choice, dict) else choice for choice in kept["choices"]]
     return kept
 
 
@@ -182,9 +182,9 @@ def stream_of(body: dict[str, Any], *, include_usage: bool = False) -> list[dict
     head["object"] = "chat.completion.chunk" if chat else "text_completion"
     choices = body["choices"] if isinstance(body["choices"], list) else []
     chunks: list[dict[str, Any]] = []
-    for one in choices:
-        if isinstance(one, dict):
-            parts = _chat_parts(one) if chat else _text_parts(one)
+    for choice in choices:
+        if isinstance(choice, dict):
+            parts = _chat_parts(choice) if chat else _text_parts(choice)
             first = {"prompt_token_ids": body["prompt_token_ids"]} if body.get("prompt_token_ids") is not None else {}
             chunks += [{**head, "choices": [part], **(first if n == 0 else {})} for n, part in enumerate(parts)]
     if body.get("sglext"):

@@ -150,7 +150,7 @@ DIALECTS: dict[str, Dialect] = {
         key_header="authorization: Bearer",
         ask=_chat,
         whole_text=lambda body: body["choices"][0]["message"]["content"],
-        event_text=lambda chunk: "".join(one["delta"].get("content") or "" for one in chunk.get("choices", ())),
+        event_text=lambda chunk: "".join(choice["delta"].get("content") or "" for choice in chunk.get("choices", ())),
         end=b"data: [DONE]\n\n",
         statuses={},
     ),
@@ -179,7 +179,7 @@ DIALECTS: dict[str, Dialect] = {
         key_header="authorization: Bearer",
         ask=_completions,
         whole_text=lambda body: body["choices"][0]["text"],
-        event_text=lambda chunk: "".join(one["text"] for one in chunk.get("choices", ())),
+        event_text=lambda chunk: "".join(choice["text"] for choice in chunk.get("choices", ())),
         end=b"data: [DONE]\n\n",
         statuses={},
     ),
@@ -206,7 +206,7 @@ def stream_text(dialect: Dialect, data: bytes) -> tuple[str, bool]:
 
 def drawn(dice: random.Random, session: str, number: int) -> Call:
     """A call by chance, as often as its kind's weight says."""
-    kind = dice.choices(list(KINDS), [one.weight for one in KINDS.values()])[0]
+    kind = dice.choices(list(KINDS), [kind.weight for kind in KINDS.values()])[0]
     streams = dice.choice(forms(kind))
     return Call(f"{session}.{number}", dice.choice(list(DIALECTS)), kind, streams, dice.randint(2, 24))
 

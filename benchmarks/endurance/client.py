@@ -132,7 +132,7 @@ class Agent:
 
 
 def _expected(call: Call) -> str:
-    words = [word(one) for one in sampled_ids(call.name, call.tokens)]
+    words = [word(token_id) for token_id in sampled_ids(call.name, call.tokens)]
     if call.kind == "huge":
         words[call.tokens // 2] = "x" * HUGE
     return "".join(words)

@@ -139,7 +139,7 @@ class Turn:
     # a whole answer
 
     def whole(self) -> bytes:
-        text = "".join(word(one) for one in self.ids)
+        text = "".join(word(token_id) for token_id in self.ids)
         choice: dict[str, Any] = {"index": 0, "logprobs": self._logprobs(self.ids), "finish_reason": "stop"}
         choice["token_ids"] = self.ids if self.wants_ids else None
         prompt = prompt_ids(self.name)
@@ -195,10 +195,14 @@ class Turn:
             return None
         if self.chat:
             rows: list[dict[str, Any]] = [
-                {"token": word(one), "logprob": logprob(one), "bytes": None, "top_logprobs": []} for one in ids
+                {"token": word(token_id), "logprob": logprob(token_id), "bytes": None, "top_logprobs": []}
+                for token_id in ids
             ]
             return {"content": rows}
-        return {"token_logprobs": [logprob(one) for one in ids], "tokens": [word(one) for one in ids]}
+        return {
+            "token_logprobs": [logprob(token_id) for token_id in ids],
+            "tokens": [word(token_id) for token_id in ids],
+        }
 
     # how it goes out
 

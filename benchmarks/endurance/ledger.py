@@ -103,20 +103,20 @@ def _true(call: Call, lines: list[Line], books: Books) -> None:
 
 def _ids(line: Line) -> list[int]:
     choices = line.capture.completions if line.capture is not None else []
-    return next((one.token_ids.tolist() for one in choices if one.token_ids), [])
+    return next((choice.token_ids.tolist() for choice in choices if choice.token_ids), [])
 
 
-def _client(one: Heard, books: Books) -> None:
-    call, must = one.call, one.call.seen
+def _client(heard: Heard, books: Books) -> None:
+    call, must = heard.call, heard.call.seen
     dialect = DIALECTS[call.dialect]
     client = dialect.cut if must.client == "cut" else must.client
     status = dialect.statuses.get(must.status, must.status)
-    if one.wrong is not None:
-        books.disagreements.append(f"{_what(call)}: {one.wrong}")
-    elif one.client != client:
-        books.disagreements.append(f"{_what(call)}: the client saw {one.client} ({one.status}), not {client}")
-    elif one.status != status:
-        books.disagreements.append(f"{_what(call)}: the client saw status {one.status}, not {status}")
+    if heard.wrong is not None:
+        books.disagreements.append(f"{_what(call)}: {heard.wrong}")
+    elif heard.client != client:
+        books.disagreements.append(f"{_what(call)}: the client saw {heard.client} ({heard.status}), not {client}")
+    elif heard.status != status:
+        books.disagreements.append(f"{_what(call)}: the client saw status {heard.status}, not {status}")
 
 
 def _engine(call: Call, served: Served | None, books: Books) -> None:
@@ -171,7 +171,7 @@ def _journal(call: Call, lines: list[Line], served: Served | None, books: Books)
         books.disagreements.append(f"{_what(call)}: {len(ids)} ids recorded, {most} sampled")
     elif ids != sampled_ids(call.name, call.tokens)[: len(ids)]:
         books.disagreements.append(f"{_what(call)}: ids of another call")
-    elif held and list(held[0].logprobs or ()) != [logprob(one) for one in ids]:
+    elif held and list(held[0].logprobs or ()) != [logprob(token_id) for token_id in ids]:
         books.disagreements.append(f"{_what(call)}: logprobs of other tokens")
     prompt = capture.prompt_token_ids
     if (must.ids == "all" or ids) and (prompt is None or prompt.tolist() != prompt_ids(call.name)):

@@ -19,7 +19,7 @@ def of_cut_short(engine: Engine, answer: Answer, outcome: str, completions: list
     missing = dict(answer.upstream.unavailable)
     code = "stream_aborted" if outcome == "aborted" else "stream_error"
     lost = engine.ids_lost_by_cut(answer) if outcome == "aborted" else code
-    no_ids = not completions or any(one.token_ids is None for one in completions)
+    no_ids = not completions or any(completion.token_ids is None for completion in completions)
     missing.setdefault("completion_token_ids", why(lost if no_ids else code))
     missing.setdefault("logprobs", why(code))
     if answer.sampled.prompt_ids() is None:
@@ -40,12 +40,12 @@ def of_finished(engine: Engine, answer: Answer, completions: list[Completion]) -
             missing.setdefault("completion_token_ids", why("ids_malformed"))
         if choice.problem:
             missing.setdefault("logprobs", why(choice.problem))
-    if any(one.token_ids is None for one in completions):
+    if any(completion.token_ids is None for completion in completions):
         code = "hidden_by_include_reasoning" if hidden else engine.ids_missing(answer)
-        sampled = sum(len(one.token_ids or ()) for one in completions)
+        sampled = sum(len(completion.token_ids or ()) for completion in completions)
         told = answer.usage_count("completion_tokens")
         missing.setdefault("completion_token_ids", why(code, sampled=sampled, told="?" if told is None else told))
-    if any(one.logprobs is None for one in completions):
+    if any(completion.logprobs is None for completion in completions):
         missing.setdefault("logprobs", why("hidden_by_include_reasoning" if hidden else "logprobs_not_returned"))
     _check_prompt(engine, answer, missing)
     _check_counts(engine, answer, completions, missing)
@@ -72,12 +72,12 @@ def _check_counts(
 ) -> None:
     if "completion_token_ids" in missing:
         return
-    sampled = sum(len(one.token_ids or ()) for one in completions)
+    sampled = sum(len(completion.token_ids or ()) for completion in completions)
     told = engine.sampled_count(answer)
     if told is None:
         missing["completion_token_ids"] = why(engine.count_missing(answer))
     elif sampled != told:
         missing["completion_token_ids"] = why(engine.ids_lost(answer, sampled, told), sampled=sampled, told=told)
-    if any(len(one.logprobs or ()) != len(one.token_ids or ()) for one in completions):
-        held = sum(len(one.logprobs or ()) for one in completions)
+    if any(len(completion.logprobs or ()) != len(completion.token_ids or ()) for completion in completions):
+        held = sum(len(completion.logprobs or ()) for completion in completions)
         missing.setdefault("logprobs", why(engine.logprobs_lost(answer, sampled, held), sampled=sampled, told=held))

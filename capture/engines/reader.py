@@ -230,8 +230,10 @@ class Reader(Answer):
         choices = body.get("choices")
         if isinstance(choices, list) and (self.hide.logprobs or self.request.get("stream")):
             body["choices"] = [
-                {**one, "logprobs": None} if isinstance(one, dict) and one.get("logprobs") is not None else one
-                for one in choices
+                {**choice, "logprobs": None}
+                if isinstance(choice, dict) and choice.get("logprobs") is not None
+                else choice
+                for choice in choices
             ]
         return body
 

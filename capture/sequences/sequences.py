@@ -113,7 +113,7 @@ class TokenSequence:
         for span in self.spans:
             parts.append(b"-100," * (span.offset - at))
             end = span.offset + span.length
-            parts += [b"%d," % one for one in ids[span.offset : end]]
+            parts += [b"%d," % token_id for token_id in ids[span.offset : end]]
             at = end
         parts.append(b"-100," * (len(ids) - at))
         return b"".join(parts)[:-1]

@@ -179,9 +179,9 @@ def _ends_with(ids: list[int], end: list[int]) -> bool:
     return not end or ids[-len(end) :] == end
 
 
-def closing_of(one: Ids, other: Ids) -> Ids:
+def closing_of(ids: Ids, other: Ids) -> Ids:
     """What a template writes after a reply: the end that renderings of two different replies have in common."""
-    a, b = one.tolist(), other.tolist()
+    a, b = ids.tolist(), other.tolist()
     size = next((n for n in range(min(len(a), len(b))) if a[-1 - n] != b[-1 - n]), 0)
     return Ids.of(a[len(a) - size :])
 

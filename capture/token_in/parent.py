@@ -42,7 +42,7 @@ class Conversation(msgspec.Struct, frozen=True, gc=False):
     def of(cls, body: Message) -> Conversation | None:
         """None for a request whose messages are no list of objects."""
         messages = body.get("messages")
-        if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
+        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
             return None
         try:
             return cls(
@@ -106,7 +106,7 @@ class Held(msgspec.Struct, frozen=True, gc=False):
     @property
     def size(self) -> int:
         """About how many bytes it keeps alive."""
-        ids = len(self.prompt_text) + sum(len(one.sampled_text) for one in self.replies)
+        ids = len(self.prompt_text) + sum(len(reply.sampled_text) for reply in self.replies)
         if self.rendered_text is not self.prompt_text:
             ids += len(self.rendered_text)
         return ids + 128 * len(self.conversation.turns)
@@ -132,10 +132,10 @@ def parent(now: Conversation, held: Iterable[Held], known: Iterable[int] = ()) -
         return "ends_with_reply"
     last = now.turns[count - 1]
     found = [
-        Parent(one, reply)
-        for one in calls
-        if one.conversation.turns == now.turns[: count - 1]
-        for reply in one.replies
+        Parent(call, reply)
+        for call in calls
+        if call.conversation.turns == now.turns[: count - 1]
+        for reply in call.replies
         if reply.turn == last
     ]
     same = [one for one in found if one.held.conversation.options == now.options]
@@ -152,14 +152,14 @@ def _unfound(now: Conversation, calls: Sequence[Held], known: set[int]) -> str:
     """Why there is no such call: what was said before was changed, or it is a conversation of its own."""
     last = now.replies - 1
     turns = {at: turn for at, turn in enumerate(now.turns) if now.roles[at] == "assistant"}
-    replies = {reply.turn for one in calls for reply in one.replies}
+    replies = {reply.turn for call in calls for reply in call.replies}
     head = now.head
-    for one in calls:
-        before = one.conversation
-        if before.turns[before.head :] == now.turns[head:last] and any(r.turn == now.turns[last] for r in one.replies):
+    for call in calls:
+        before = call.conversation
+        if before.turns[before.head :] == now.turns[head:last] and any(r.turn == now.turns[last] for r in call.replies):
             return "system_changed"
-    for one in calls:
-        before = one.conversation
+    for call in calls:
+        before = call.conversation
         size = len(before.turns)
         if before.turns == now.turns[:size] and now.roles[size : size + 1] == ("assistant",):
             return "history_edited"  # the reply itself, or what was said after it

@@ -73,7 +73,7 @@ class Admin:
         return Response(self.metrics.render(), media_type="text/plain; version=0.0.4")
 
     async def list(self, request: Request) -> Response:
-        return JSONResponse({"sessions": [one.state() for one in self.sessions]})
+        return JSONResponse({"sessions": [session.state() for session in self.sessions]})
 
     async def open(self, request: Request) -> Response:
         fields = await _object(request)

@@ -65,7 +65,7 @@ def held_call(
     makes of the messages where the prompt is another one.
     """
     choices = answer.get("choices")
-    replies = tuple(_reply(engine, body, one, capture) for one in choices or () if isinstance(one, dict))
+    replies = tuple(_reply(engine, body, choice, capture) for choice in choices or () if isinstance(choice, dict))
     told = None if capture is None else capture.prompt_token_ids
     missing = capture is None or told is None or "prompt_token_ids" in capture.unavailable
     prompt = b"" if told is None else told.text
@@ -77,7 +77,9 @@ def _reply(engine: Engine, body: dict[str, Any], choice: dict[str, Any], capture
     message = choice.get("message") or {}
     said = canonical_hash(message)
     index = choice.get("index")
-    one = next((one for one in (capture.completions if capture else ()) if one.index == index), None)
+    one = next(
+        (completion for completion in (capture.completions if capture else ()) if completion.index == index), None
+    )
     ids = None if one is None else one.token_ids
     if capture is None or not ids or "completion_token_ids" in capture.unavailable:
         return Reply(said, b"", unusable="parent_incomplete")

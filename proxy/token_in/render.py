@@ -164,7 +164,7 @@ class Bridging:
         return found
 
     async def _read(self, *ids: Ids) -> list[str]:
-        answers = await self._ask([self.engine.detokenize(one) for one in ids])
+        answers = await self._ask([self.engine.detokenize(token_id) for token_id in ids])
         texts = [text for answer in answers if (text := self.engine.parse_detokenized(answer)) is not None]
         if len(texts) < len(ids):
             raise NoBridge("no_rendering")

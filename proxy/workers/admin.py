@@ -54,11 +54,13 @@ class WorkersAdmin:
 
     async def list(self, request: Request) -> Response:
         answers, refused = await self._ask_all(request)
-        return refused or JSONResponse({"sessions": [row for one in answers for row in one.json()["sessions"]]})
+        return refused or JSONResponse({"sessions": [row for answer in answers for row in answer.json()["sessions"]]})
 
     async def metrics(self, request: Request) -> Response:
         answers, refused = await self._ask_all(request)
-        return refused or Response(add_metrics([one.text for one in answers]), media_type="text/plain; version=0.0.4")
+        return refused or Response(
+            add_metrics([answer.text for answer in answers]), media_type="text/plain; version=0.0.4"
+        )
 
     async def open(self, request: Request) -> Response:
         worker = self._opened.least_loaded()
@@ -103,7 +105,7 @@ class WorkersAdmin:
     async def _ask_all(self, request: Request) -> tuple[Sequence[httpx.Response], Response | None]:
         """The answers of all workers, and the first that is a refusal."""
         answers = [await self._ask(index, request) for index in range(len(self._clients))]
-        return answers, next((_as_is(one) for one in answers if one.status_code != 200), None)
+        return answers, next((_as_is(answer) for answer in answers if answer.status_code != 200), None)
 
     async def _ask(self, worker: int, request: Request, path: str | None = None) -> httpx.Response:
         headers = {name: request.headers[name] for name in ("authorization", "host") if name in request.headers}

@@ -56,7 +56,7 @@ async def _supervise(settings: Settings, folder: Path, made_key: bool) -> int:
     admin: AdminServer | None = None
     running: dict[asyncio.Task[Any], Worker] = {}
     try:
-        for failure in await asyncio.gather(*(one.start() for one in workers)):
+        for failure in await asyncio.gather(*(worker.start() for worker in workers)):
             if failure is not None:
                 raise ProxyError(failure or "a worker could not start; the lines above say why")
         ports = workers[0].placement.ports
@@ -70,7 +70,7 @@ async def _supervise(settings: Settings, folder: Path, made_key: bool) -> int:
             await admin.start()
             key = f" (key {settings.admin_key})" if made_key else ""
             log.info("admin: http://%s:%d%s", in_url(settings.admin_host), sockets[0].getsockname()[1], key)
-        running = {asyncio.create_task(_keep_running(one, opened)): one for one in workers}
+        running = {asyncio.create_task(_keep_running(worker, opened)): worker for worker in workers}
         stopping: asyncio.Task[Any] = asyncio.create_task(stop.wait())
         await asyncio.wait([*running, stopping], return_when=asyncio.FIRST_COMPLETED)
         lost = next((worker for task, worker in running.items() if task.done()), None)
@@ -88,7 +88,7 @@ async def _supervise(settings: Settings, folder: Path, made_key: bool) -> int:
             await admin.close()
         for worker in workers:
             worker.stop()
-        await asyncio.gather(*(one.ended() for one in workers))
+        await asyncio.gather(*(worker.ended() for worker in workers))
 
 
 def _workers(settings: Settings, folder: Path) -> list[Worker]:

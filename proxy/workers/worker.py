@@ -72,10 +72,10 @@ def _tell(report: int, failure: str | None) -> None:
 def _restore(start: Start, factory: SessionFactory) -> None:
     """Opens the sessions again that an earlier process of this worker had, under their keys and ids."""
     factory.sessions.set_versions(start.versions)
-    for one in start.sessions:
-        options = {name: value for name, value in one.fields.items() if name not in ("name", "journal")}
-        journal = Path(str(one.fields["journal"]))
+    for session in start.sessions:
+        options = {name: value for name, value in session.fields.items() if name not in ("name", "journal")}
+        journal = Path(str(session.fields["journal"]))
         try:
-            factory.open_session(one.name, journal=journal, key=one.key, session_id=one.id, **options)
+            factory.open_session(session.name, journal=journal, key=session.key, session_id=session.id, **options)
         except ProxyError as error:
-            log.error("session %s is not opened again: %s; its key opens nothing any more", one.name, error)
+            log.error("session %s is not opened again: %s; its key opens nothing any more", session.name, error)

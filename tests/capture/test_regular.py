@@ -21,9 +21,9 @@ from capture.sse import Decoder
 
 VLLM = Path(__file__).parent / "transcripts/vllm"
 STREAMS = [
-    one.name
-    for one in sorted(VLLM.glob("*-stream.body"))
-    if json.loads(one.with_suffix(".json").read_text())["path"] == "/v1/chat/completions"
+    path.name
+    for path in sorted(VLLM.glob("*-stream.body"))
+    if json.loads(path.with_suffix(".json").read_text())["path"] == "/v1/chat/completions"
 ]
 BODY = {"model": "my-policy", "messages": [{"role": "user", "content": "Name two colours."}], "stream": True}
 HEAD = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1795962789, "model": "my-policy"}
@@ -44,9 +44,9 @@ def heard(events: list[bytes], body: dict[str, Any]) -> tuple[Any, ...]:
     out = []
     for data in events:
         chunk = reader.chunk(data) or {}
-        choices = [one for one in chunk.get("choices") or () if isinstance(one, dict)]
-        logprobs = [one.get("logprobs") for one in choices] if body.get("logprobs") else []
-        deltas = [(one.get("index"), one.get("delta"), one.get("finish_reason")) for one in choices]
+        choices = [choice for choice in chunk.get("choices") or () if isinstance(choice, dict)]
+        logprobs = [choice.get("logprobs") for choice in choices] if body.get("logprobs") else []
+        deltas = [(choice.get("index"), choice.get("delta"), choice.get("finish_reason")) for choice in choices]
         out.append((deltas, logprobs, chunk.get("usage")))
     return out, reader.capture("ok", status=200), reader.assembled(), reader.finished
 
@@ -82,7 +82,7 @@ def test_a_dialect_hears_of_a_regular_chunk_its_text_alone() -> None:
     vllm = engine("vllm")
     reader: Reader = Reader(vllm, CHAT, BODY, vllm.ask(CHAT, BODY, CaptureOptions()))
     events = Decoder().feed((VLLM / "chat-plain-length-stream.body").read_bytes())
-    given = [reader.chunk(one.data) for one in events if one.data and one.data != b"[DONE]"]
+    given = [reader.chunk(event.data) for event in events if event.data and event.data != b"[DONE]"]
     short = [one for one in given if one is not None and set(one) == {"choices"}]
     assert len(short) == len(given) - 2  # all but the role and the count
     assert short[0]["choices"] == [{"index": 0, "delta": {"content": "The"}, "finish_reason": None}]
@@ -100,7 +100,7 @@ def test_a_dialect_hears_of_a_regular_chunk_its_text_alone() -> None:
 )
 def test_the_chunks_of_vllm_are_regular(name: str, others: int) -> None:
     events = [one.data for one in Decoder().feed((VLLM / name).read_bytes()) if one.data]
-    found = [one for one in events if (begins := opening(one)) is not None and parts(one, begins) is not None]
+    found = [event for event in events if (begins := opening(event)) is not None and parts(event, begins) is not None]
     assert len(found) == len(events) - others
 
 
@@ -221,12 +221,12 @@ ENTRIES = st.lists(
 def test_entries_taken_at_once_are_those_taken_one_by_one(entries: list[Any]) -> None:
     def captured(bodies: list[list[Any]]) -> Any:
         held = Sampled()
-        for one in bodies:
-            held.take({"choices": [{"index": 0, "logprobs": {"content": one}}]})
+        for body in bodies:
+            held.take({"choices": [{"index": 0, "logprobs": {"content": body}}]})
         choice = held.choices[0]
         return choice.tokens, str(choice.logprobs), choice.entry_ids, choice.problem, choice.saw_logprobs
 
-    assert captured([entries]) == captured([[], *([one] for one in entries)])
+    assert captured([entries]) == captured([[], *([entry] for entry in entries)])
 
 
 def test_ids_that_are_no_prompts_stay_where_they_are() -> None:

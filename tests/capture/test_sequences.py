@@ -17,7 +17,9 @@ Call = tuple[list[int], list[list[int]]]
 def sequences(*calls: Call, kinds: dict[int, str] | None = None) -> list[TokenSequence]:
     threads, turns = Threads(), []
     for number, (prompt, choices) in enumerate(calls):
-        made = [Completion(n, Ids.of(ids), None, [-one / 1000 for one in ids]) for n, ids in enumerate(choices)]
+        made = [
+            Completion(n, Ids.of(ids), None, [-token_id / 1000 for token_id in ids]) for n, ids in enumerate(choices)
+        ]
         threads.place(number, Ids.of(prompt), [Ids.of(ids) for ids in choices])
         kind = (kinds or {}).get(number, "agent")
         turns.append(Turn(number, 100 + number, Ids.of(prompt), made, kind, f"v{number // 2}"))
@@ -73,9 +75,9 @@ def test_a_reply_of_no_ids_and_a_prompt_with_no_tail_are_no_trouble() -> None:
 
 def test_a_digest_changes_with_any_part() -> None:
     digests = {
-        one.digest()
+        sequence.digest()
         for calls in ([([1], [[2]])], [([1], [[3]])], [([4], [[2]])], [([1], [[2]]), ([1, 2], [[5]])])
-        for one in sequences(*calls)
+        for sequence in sequences(*calls)
     }
     assert len(digests) == 4
 

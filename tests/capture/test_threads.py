@@ -13,7 +13,7 @@ from capture.sequences.threads import Placement, Threads, extends
 
 def place(*calls: tuple[list[int], list[list[int]]]) -> list[Placement]:
     threads = Threads()
-    return [threads.place(n, Ids.of(p), [Ids.of(one) for one in choices]) for n, (p, choices) in enumerate(calls)]
+    return [threads.place(n, Ids.of(p), [Ids.of(choice) for choice in choices]) for n, (p, choices) in enumerate(calls)]
 
 
 def test_a_conversation_is_one_thread() -> None:

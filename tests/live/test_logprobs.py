@@ -49,7 +49,7 @@ async def test_transformers_agrees(
         check=True,
     )
     differences = json.loads(done.stdout)
-    tokens = sum(len(one["token_ids"]) for one in captures)
+    tokens = sum(len(capture["token_ids"]) for capture in captures)
     print(f"{name}: {len(captures)} choices, {tokens} tokens, largest difference {max(differences):.2e}")
     record_property("largest_difference", max(differences))
     assert max(differences) < TOLERANCE

@@ -150,7 +150,7 @@ def test_trl_takes_a_step_on_message_rows(
     told = step("trl", "trl_steps.py", "sft", rows, vllm.weights, TEMPLATE)
     assert told["rows"] == 2 * GROUP and told["moved"] and math.isfinite(told["loss"])
     replies = [json.loads(line) for line in rows.read_text().splitlines()]
-    lasts = [call.capture.completions[0].token_ids[-1] for one in tokens for call in one.calls if call.capture]  # type: ignore[index]
+    lasts = [call.capture.completions[0].token_ids[-1] for rollout in tokens for call in rollout.calls if call.capture]  # type: ignore[index]
     assert len(lasts) == len(replies) and lasts.count(STOP) > 0
     assert told["trained"] == sampled + len(replies) + sum(last != STOP for last in lasts)
 
@@ -174,7 +174,7 @@ def test_trl_takes_a_grpo_step_on_what_vllm_sampled(
     pairs = sorted(zip(told["trained"], told["advantages"], strict=True))
     wanted = sorted((sum(row["env_mask"]), row["advantage"]) for row in written)
     assert [number for number, _ in pairs] == [number for number, _ in wanted]
-    assert [number for number, _ in pairs] == sorted(one.sequences[0].sampled for one in tokens)
+    assert [number for number, _ in pairs] == sorted(rollout.sequences[0].sampled for rollout in tokens)
     assert [value for _, value in pairs] == pytest.approx([value for _, value in wanted], abs=1e-5)
     assert {round(value, 3) for value in told["advantages"]} == {0.866, -0.866}
     assert told["moved"] and math.isfinite(told["loss"])
@@ -220,8 +220,8 @@ def test_skyrls_own_functions_read_the_rows(job: Path, tmp_path: Path, vllm: Liv
     assert told["rows"] == GROUP
     for messages in told["messages"]:
         assert messages[-1]["role"] == "assistant"
-        assert all(isinstance(one["content"], str) for one in messages)
-        calls = [call for one in messages for call in one.get("tool_calls", ())]
+        assert all(isinstance(message["content"], str) for message in messages)
+        calls = [call for message in messages for call in message.get("tool_calls", ())]
         assert all(isinstance(call["function"]["arguments"], dict) for call in calls)
     assert all(told["actions"]), told
 

@@ -74,7 +74,9 @@ class TemplateEngine:
             "system_fingerprint": None,
         }
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids), "total_tokens": len(prompt) + len(ids)}
-        entries = [{"token": decode([one]), "logprob": -0.25, "bytes": None, "top_logprobs": []} for one in ids]
+        entries = [
+            {"token": decode([token_id]), "logprob": -0.25, "bytes": None, "top_logprobs": []} for token_id in ids
+        ]
         if not body.get("stream"):
             choice = {
                 "index": 0,

@@ -70,7 +70,7 @@ def settings_of(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_every_option_is_in_the_table() -> None:
     command = typer.main.get_command(proxy.cli.app)
-    options = {one.opts[0]: one for one in command.params if one.param_type_name == "option"}
+    options = {parameter.opts[0]: parameter for parameter in command.params if parameter.param_type_name == "option"}
     options = {name: one for name, one in options.items() if "completion" not in name and name != "--help"}
     assert set(options) == set(OPTIONS)
     for name, option in options.items():

@@ -40,7 +40,7 @@ async def test_a_proxy_that_has_none_left_says_so_once_and_computes_nothing(tmp_
             said += await process.stderr.readline()
         port = int(said.split(b"agents: http://127.0.0.1:")[1].split(b"/")[0])
         _, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
-        highest = max(int(one.name) for one in Path(f"/proc/{process.pid}/fd").iterdir())
+        highest = max(int(path.name) for path in Path(f"/proc/{process.pid}/fd").iterdir())
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (highest + 1, hard))
         before = processor_ticks(process.pid)
         held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(highest + 5)]

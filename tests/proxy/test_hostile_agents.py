@@ -132,7 +132,7 @@ async def test_no_path_leads_beyond_the_model_routes(started: Started, tmp_path:
         got = await exchange(bench.proxy.port, f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
     assert statuses(got) == [404]
     assert engine.seen == []
-    assert [one.name for one in (tmp_path / "captures").iterdir()] == ["default"]
+    assert [path.name for path in (tmp_path / "captures").iterdir()] == ["default"]
 
 
 @pytest.mark.parametrize(

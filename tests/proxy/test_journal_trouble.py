@@ -61,7 +61,9 @@ async def test_a_journal_that_is_no_longer_at_its_path_is_said(
         await answered(bench)
         assert "deleted or moved" in state(bench)["journal_failed"]
         assert state(bench)["calls"] == 3
-    assert [one.levelname for one in caplog.records if one.name == "proxy"] == ["ERROR"], "once, not for each call"
+    assert [record.levelname for record in caplog.records if record.name == "proxy"] == ["ERROR"], (
+        "once, not for each call"
+    )
 
 
 async def test_a_disk_that_fills_up_in_mid_line_keeps_the_lines_before_and_takes_those_after(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ def test_a_histogram_is_the_librarys(seconds: list[float]) -> None:
     bounds = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
     what = "From the request to the first byte of the engine's reply."
     theirs = prometheus_client.Histogram("capture_ttft_seconds", what, registry=registry, buckets=bounds)
-    for one in seconds:
-        ours.ttft.observe(one)
-        theirs.observe(one)
+    for second in seconds:
+        ours.ttft.observe(second)
+        theirs.observe(second)
     told = [line for line in generate_latest(registry).decode().splitlines() if "_created" not in line]
     assert "\n".join(told) in ours.render().decode()
 

@@ -25,7 +25,11 @@ async def said(caplog: pytest.LogCaptureFixture, engine: FakeEngine, **options: 
             await probe_all(replicas, settings)
     finally:
         await replicas.close()
-    return [f"{one.levelname} {one.getMessage()}" for one in caplog.records if one.getMessage().startswith("probe")]
+    return [
+        f"{record.levelname} {record.getMessage()}"
+        for record in caplog.records
+        if record.getMessage().startswith("probe")
+    ]
 
 
 async def test_an_engine_that_says_all_is_told_once_and_quietly(caplog: pytest.LogCaptureFixture) -> None:

@@ -48,9 +48,11 @@ async def test_concurrent_sessions_never_mix(tmp_path: Path) -> None:
 
     async with FakeEngine(slowly) as engine, serve(Settings(upstream=[engine.url], probe=False)) as proxy:
         sessions = [await proxy.open_session(f"r{n}", journal=tmp_path / f"{n}.jsonl") for n in range(10)]
-        await asyncio.gather(*(post(proxy.base_url, one.api_key, user=one.name) for one in sessions for _ in range(5)))
-        for one in sessions:
-            assert (await proxy.close_session(one.id))["complete_calls"] == 5
+        await asyncio.gather(
+            *(post(proxy.base_url, session.api_key, user=session.name) for session in sessions for _ in range(5))
+        )
+        for session in sessions:
+            assert (await proxy.close_session(session.id))["complete_calls"] == 5
     for number in range(10):
         calls = list(JournalReader(tmp_path / f"{number}.jsonl"))
         assert [call.request_body["user"] for call in calls] == [f"r{number}"] * 5

@@ -64,7 +64,7 @@ def slow(seconds: float) -> Answer:
 async def test_calls_in_flight_end_and_are_recorded(tmp_path: Path) -> None:
     answer = replays(STREAM, size=400, pause=0.05)
     got, recorded, told, seconds = await stopped(tmp_path, answer, "--grace", "10", stream=True)
-    ended = [one for one in got if isinstance(one, httpx.Response) and b"[DONE]" in one.content]
+    ended = [answer for answer in got if isinstance(answer, httpx.Response) and b"[DONE]" in answer.content]
     assert len(ended) == 40, "each call that had begun ends"
     assert [call.outcome for call in recorded] == ["ok"] * 40
     assert all(call.capture is not None and call.capture.complete for call in recorded)
@@ -79,7 +79,7 @@ async def test_calls_that_do_not_end_within_the_grace_are_recorded_as_aborted(
     got, recorded, _, seconds = await stopped(
         tmp_path, slow(30), "--grace", "1", stream=streamed, signals=signals, calls=20
     )
-    assert all(isinstance(one, httpx.HTTPError) or one.status_code != 200 for one in got)
+    assert all(isinstance(answer, httpx.HTTPError) or answer.status_code != 200 for answer in got)
     assert [call.outcome for call in recorded] == ["aborted"] * 20
     assert seconds < 6, "the grace is waited for once"
     if streamed:
@@ -90,7 +90,7 @@ async def test_a_stop_with_nothing_to_do_is_quick_also_with_idle_connections(tmp
     got, recorded, told, seconds = await stopped(
         tmp_path, replays("vllm/chat-plain-length-nostream"), calls=10, after=0.8
     )
-    assert len(recorded) == 10 and all(one.status_code == 200 for one in got)
+    assert len(recorded) == 10 and all(answer.status_code == 200 for answer in got)
     assert seconds < 3 and "10 complete" in told
 
 

@@ -83,9 +83,9 @@ def extending(bench: Bench) -> int:
         threads.place(
             call.number,
             call.capture.prompt_token_ids,
-            [one.token_ids for one in call.capture.completions if one.token_ids is not None],
+            [completion.token_ids for completion in call.capture.completions if completion.token_ids is not None],
         )
-    return sum(one.parent is not None for one in threads.placements.values())
+    return sum(placement.parent is not None for placement in threads.placements.values())
 
 
 def told(bench: Bench) -> list[dict[str, Any]]:
@@ -135,7 +135,7 @@ async def test_without_token_in_the_same_conversation_breaks(started: Started, t
             await client.turn()
         assert extending(bench) == 0
         assert told(bench) == [None] * 6
-        assert not any(one.path in ("/tokenize", "/detokenize") for one in engine.calls)
+        assert not any(call.path in ("/tokenize", "/detokenize") for call in engine.calls)
 
 
 def _turns(bench: Bench) -> list[Turn]:
@@ -149,7 +149,9 @@ def _turns(bench: Bench) -> list[Turn]:
 def _placements(bench: Bench) -> Any:
     threads = Threads()
     for turn in _turns(bench):
-        threads.place(turn.call, turn.prompt, [one.token_ids for one in turn.choices if one.token_ids is not None])
+        threads.place(
+            turn.call, turn.prompt, [choice.token_ids for choice in turn.choices if choice.token_ids is not None]
+        )
     return threads.placements
 
 
@@ -425,7 +427,7 @@ async def test_most_calls_ask_for_one_rendering(started: Started, monkeypatch: p
         for _ in range(9):
             await client.turn()
         assert [row["bridged"] for row in told(bench)] == [False, *[True] * 8]
-        asked = [one.path for one in engine.calls if one.path == "/tokenize"]
+        asked = [call.path for call in engine.calls if call.path == "/tokenize"]
         assert len(asked) == 3 + 7
 
 

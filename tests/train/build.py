@@ -40,8 +40,8 @@ def line(
         {
             "index": 0,
             "token_ids": list(sampled),
-            "tokens": [f"<{one}>" for one in sampled],
-            "logprobs": list(logprobs) if logprobs is not None else [-0.25 - 0.125 * (one % 4) for one in sampled],
+            "tokens": [f"<{token}>" for token in sampled],
+            "logprobs": list(logprobs) if logprobs is not None else [-0.25 - 0.125 * (token % 4) for token in sampled],
         }
     ]
     capture.pop("digest", None)
@@ -103,7 +103,7 @@ def make_rollout(job: Path, **spec: Any) -> Path:
     calls = spec.get("calls", conversation())
     journal = spec.get("journal")
     if journal is None and calls is not None:
-        journal = b"".join(json.dumps(one).encode() + b"\n" for one in calls)
+        journal = b"".join(json.dumps(call).encode() + b"\n" for call in calls)
     if journal is not None:
         (folder / "trajectory/llm_trajectory.jsonl").write_bytes(journal)
     if spec.get("finished", True):

@@ -68,7 +68,7 @@ def render(
 
 
 def tool(name: str, *parameters: str, says: str = "") -> Message:
-    properties = {one: {"type": "string"} for one in parameters}
+    properties = {parameter: {"type": "string"} for parameter in parameters}
     return {
         "type": "function",
         "function": {"name": name, "description": says or f"{name} a file", "parameters": properties},
@@ -102,7 +102,7 @@ def before(
     **more: Any,
 ) -> CallView:
     prompt = more.pop("prompt", None) or encode(render(messages, tools, **more.pop("options", {})))
-    tokens = [smollm().decode([one], skip_special_tokens=False) for one in sampled]
+    tokens = [smollm().decode([token], skip_special_tokens=False) for token in sampled]
     return CallView(
         call=0, prompt=Ids.of(prompt), sampled=Ids.of(sampled), messages=copy.deepcopy(messages), tools=tools,
         reply=reply, finish_reason=finish, tokens=tokens, **more,

@@ -172,7 +172,7 @@ class Tree:
 
     def _is_rollout(self, path: str, alone: bool) -> None:
         """`alone`: it holds a log and nothing else, as the stand-alone proxy writes it; no job is to be waited for."""
-        for inside in [one for one in self._levels if one == path or one.startswith(f"{path}/")]:
+        for inside in [level for level in self._levels if level == path or level.startswith(f"{path}/")]:
             del self._levels[inside]
         above = str(Path(path).resolve().parent) if path == str(self.root) else os.path.dirname(path)  # noqa: PTH120
         self._unfinished[path] = above

@@ -87,19 +87,19 @@ def summarize(
         "prefix": {
             "pairs": len(extending) + len(breaks),
             "extends_previous_call": len(extending),
-            "breaks": [lines[one.call] for one in breaks],
+            "breaks": [lines[break_.call] for break_ in breaks],
         },
         "threads": [
             {"thread": number, "kind": one.kind, "calls": list(one.lines)} for number, one in enumerate(segments)
         ],
         "ambiguous": [
-            {"call": call.line, "continues": [lines[one] for one in placements[call.number].ambiguous]}
+            {"call": call.line, "continues": [lines[candidate] for candidate in placements[call.number].ambiguous]}
             for call in ambiguous
         ],
         "token_in": _token_in(counted),
-        "breaks": [one.to_json() for one in breaks],
+        "breaks": [break_.to_json() for break_ in breaks],
         "segments": len(segments),
-        "sampled_tokens": sum(one.sampled for one in segments if one.kind in TRAINABLE_KINDS),
+        "sampled_tokens": sum(segment.sampled for segment in segments if segment.kind in TRAINABLE_KINDS),
         "sampling": _sampling(counted),
         "problems": list(problems),
     }

@@ -110,8 +110,8 @@ def _amiss(summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"{_number(summary['side_calls'], 'side call')} apart"
     if summary["failed_attempts"]["retried"]:
         yield f"{_number(summary['failed_attempts']['retried'], 'failed call')} answered by a retry"
-    for one in summary["breaks"][:FEW]:
-        yield f"call {one['call']} breaks at token {one['index']} ({one['cause_name']})"
+    for break_ in summary["breaks"][:FEW]:
+        yield f"call {break_['call']} breaks at token {break_['index']} ({break_['cause_name']})"
     if len(summary["breaks"]) > FEW:
         yield f"and {len(summary['breaks']) - FEW} more"
     told = (None, CAPTURE_OFF, NOT_MERGED)
@@ -146,12 +146,12 @@ def explain(tokens: RolloutTokens, spared: Sequence[Break] = ()) -> Iterator[str
         details = {why.detail or why.code: why.code for why in call.capture.unavailable.values()}
         for detail, code in details.items():
             yield f"call {call.number} is not complete: {detail} ({code})"
-    for one in tokens.breaks:
-        yield from explain_break(one, tokens.segments)
+    for break_ in tokens.breaks:
+        yield from explain_break(break_, tokens.segments)
     yield from explain_token_in(tokens, spared)
-    for one in tokens.coverage["ambiguous"]:
-        candidates = ", ".join(str(line) for line in one["continues"])
-        yield f"line {one['call']} continues lines {candidates} equally well; which one is not guessed"
+    for call in tokens.coverage["ambiguous"]:
+        candidates = ", ".join(str(line) for line in call["continues"])
+        yield f"line {call['call']} continues lines {candidates} equally well; which one is not guessed"
     if (told := sampling_told(tokens)) is not None:
         yield told
 
@@ -205,7 +205,7 @@ def sampling_told(tokens: RolloutTokens) -> str | None:
 
 
 def _ids(ids: Sequence[int], *, ends: bool) -> str:
-    inner = ", ".join(str(one) for one in ids)
+    inner = ", ".join(str(token_id) for token_id in ids)
     return f"[{inner}, …]" if ends and ids else f"[… {inner}]" if ids else "[]"
 
 
@@ -221,7 +221,7 @@ def runs(numbers: Sequence[int]) -> str:
 
 
 def _tokens(segments: Sequence[TokenSequence]) -> str:
-    return _number(sum(one.sampled for one in segments if one.kind in TRAINABLE_KINDS), "sampled token")
+    return _number(sum(segment.sampled for segment in segments if segment.kind in TRAINABLE_KINDS), "sampled token")
 
 
 def _calls(number: int) -> str:

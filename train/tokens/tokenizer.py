@@ -40,10 +40,11 @@ def decoder_of(tokenizer: Tokenizer) -> Decoder:
     size = tokenizer.get_vocab_size(with_added_tokens=True)
 
     def text(ids: Sequence[int]) -> str:
-        if all(one < size for one in ids):
+        if all(token_id < size for token_id in ids):
             return str(tokenizer.decode(list(ids), skip_special_tokens=False))
         return "".join(
-            str(tokenizer.decode([one], skip_special_tokens=False)) if one < size else f"<id {one}>" for one in ids
+            str(tokenizer.decode([token_id], skip_special_tokens=False)) if token_id < size else f"<id {token_id}>"
+            for token_id in ids
         )
 
     return Decoder(text, special.__contains__)

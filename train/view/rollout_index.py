@@ -87,18 +87,18 @@ class Index:
         self._asked = time.monotonic()
         entries = self.entries()
         told = group_rows(
-            [(one.rollout, one.log if one.fresh else None) for one in entries if not one.gone],
+            [(entry.rollout, entry.log if entry.fresh else None) for entry in entries if not entry.gone],
             self.grouping,
             self.state,
         )
         with self._lock:
-            for one in entries:
-                group = told.of.get(one.rollout.rollout_path, {})
-                if group != one.group:
-                    one.group = group
-                    self._changed(one)
+            for entry in entries:
+                group = told.of.get(entry.rollout.rollout_path, {})
+                if group != entry.group:
+                    entry.group = group
+                    self._changed(entry)
             version, notes, state = self.version, list(self.notes), self.state
-            rows = [row_of(one) for one in entries if one.version > since]
+            rows = [row_of(entry) for entry in entries if entry.version > since]
         if self.scanned.is_set():
             self._answered.set()
         return {
@@ -109,7 +109,7 @@ class Index:
             "state": {"kind": state.kind, "detail": state.detail},
             "scanned": self.scanned.is_set(),
             "total": len(entries),
-            "read": sum(one.fresh for one in entries),
+            "read": sum(entry.fresh for entry in entries),
             "rows": rows,
             "groups": told.groups,
             "group_by": list(self.grouping.by),
@@ -220,7 +220,7 @@ class Index:
             if state.lock is not None:
                 self._had_lock.add(folder)
             states.append(state)
-        known = [one for one in states if one.kind != "waiting"]
+        known = [state for state in states if state.kind != "waiting"]
         return together(known) if known else JobState("finished", "no job's lock or summary: read as it is")
 
 
@@ -250,7 +250,7 @@ def row_of(entry: Entry) -> dict[str, Any]:
 def summary_of(reading: Reading) -> dict[str, Any]:
     """What a row says of a log."""
     tokens, told = reading.tokens, reading.tokens.coverage
-    counts = [sum(len(one.token_ids or ()) for one in call.capture.completions) if call.capture else 0
+    counts = [sum(len(completion.token_ids or ()) for completion in call.capture.completions) if call.capture else 0
               for call in tokens.calls[:CALLS]]  # fmt: skip
     return {
         "status": told["status"],
@@ -262,10 +262,12 @@ def summary_of(reading: Reading) -> dict[str, Any]:
         "threads": len(tokens.segments),
         "breaks": len(tokens.breaks),
         "tokens": told["sampled_tokens"],
-        "longest": max((len(one.prompt_ids) + len(one.completion_ids) for one in tokens.segments), default=0),
+        "longest": max(
+            (len(segment.prompt_ids) + len(segment.completion_ids) for segment in tokens.segments), default=0
+        ),
         "per_call": counts,
-        "trainable": sum(one.kind in TRAINABLE_KINDS for one in tokens.segments),
-        "policies": sorted({one.policy_version for one in tokens.calls if one.policy_version is not None}),
+        "trainable": sum(segment.kind in TRAINABLE_KINDS for segment in tokens.segments),
+        "policies": sorted({call.policy_version for call in tokens.calls if call.policy_version is not None}),
         "problems": len(told["problems"]),
     }
 

@@ -62,7 +62,7 @@ def story(view: View, *, colour: bool) -> Iterator[str]:
 def _tree(reading: Reading) -> Iterator[str]:
     """A call a line below the call that it continues; a break begins a branch and says what it left."""
     children: dict[int | None, list[int]] = {}
-    breaks = {one.call: one for one in reading.tokens.breaks}
+    breaks = {break_.call: break_ for break_ in reading.tokens.breaks}
     for call in reading.tokens.calls:
         placement = reading.tokens.placements.get(call.number)
         children.setdefault(placement.parent if placement else None, []).append(call.number)
@@ -77,7 +77,7 @@ def _tree(reading: Reading) -> Iterator[str]:
             words = [f"call {number}", call.kind]
             if call.capture is not None:
                 prompt = call.capture.prompt_token_ids
-                sampled = " + ".join(str(len(one.token_ids or ())) for one in call.capture.completions)
+                sampled = " + ".join(str(len(completion.token_ids or ())) for completion in call.capture.completions)
                 words.append(f"{'?' if prompt is None else len(prompt)} → {sampled or '?'} tokens")
             words += [one for one in facts.finish if one]
             if facts.duration_ms is not None:

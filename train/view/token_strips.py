@@ -58,7 +58,7 @@ class Strip:
         self.ids = ids
         self.prompt = prompt
         self.stretches = list(stretches)
-        self._starts = [one.start for one in self.stretches]
+        self._starts = [stretch.start for stretch in self.stretches]
         self._laid_out: dict[int | str | bytes, tuple[int, list[int] | None]] = {}
 
     def stretch(self, at: int) -> Stretch | None:
@@ -118,14 +118,14 @@ class Strip:
             "steps": _base64(steps),
             "entropies": _base64(entropy) if has_entropy else None,
             "stretches": [
-                {"call": one.call, "choice": one.choice, "start": one.start, "length": one.length,
-                 "trained": one.trained}
-                for one in self.stretches
+                {"call": stretch.call, "choice": stretch.choice, "start": stretch.start, "length": stretch.length,
+                 "trained": stretch.trained}
+                for stretch in self.stretches
             ],
             "least": [at for _, at in heapq.nsmallest(LEAST_LIKELY, sampled)],
             "logprob_sum": math.fsum(value for value, _ in sampled),
             "logprobs": len(sampled),
-            "trained": sum(one.length for one in self.stretches if one.trained),
+            "trained": sum(stretch.length for stretch in self.stretches if stretch.trained),
             "without_text": unknown,
         }  # fmt: skip
 
@@ -169,9 +169,9 @@ class Strip:
         """The strip cut into sampled stretches and what lies between them."""
         runs: list[tuple[Stretch | None, int, int]] = []
         at = 0
-        for one in self.stretches:
-            runs += [(None, at, one.start), (one, one.start, one.start + one.length)]
-            at = one.start + one.length
+        for stretch in self.stretches:
+            runs += [(None, at, stretch.start), (stretch, stretch.start, stretch.start + stretch.length)]
+            at = stretch.start + stretch.length
         return [run for run in (*runs, (None, at, len(self.ids))) if run[2] > run[1]]
 
     def _cells(self, token: int | None, text: str | bytes | None) -> tuple[int, list[int] | None]:
@@ -198,22 +198,22 @@ def segment_strip(reading: Reading, number: int) -> Strip:
     return Strip(reading, ids, len(one.prompt_ids), list(_stretches(reading, one)))
 
 
-def _stretches(reading: Reading, one: TokenSequence) -> list[Stretch]:
+def _stretches(reading: Reading, sequence: TokenSequence) -> list[Stretch]:
     """Every reply in the sequence, those too that another sequence trains (`trained` False)."""
-    trained = {span.call for span in one.spans}
+    trained = {span.call for span in sequence.spans}
     found: list[Stretch] = []
-    for place, number in enumerate(one.calls):
+    for place, number in enumerate(sequence.calls):
         call = reading.call(number)
         if call is None or call.capture is None:
             continue
-        following = one.calls[place + 1] if place + 1 < len(one.calls) else None
+        following = sequence.calls[place + 1] if place + 1 < len(sequence.calls) else None
         choice = (reading.tokens.placements[following].choice or 0) if following is not None else 0
         if call.capture.prompt_token_ids is None:  # several prompts: each is a sequence of one reply
             position = next(
                 at for at, told in enumerate(call.capture.completions)
-                if told.prompt_token_ids == one.prompt_ids and told.token_ids == one.completion_ids
+                if told.prompt_token_ids == sequence.prompt_ids and told.token_ids == sequence.completion_ids
             )  # fmt: skip
-            start, choice = len(one.prompt_ids), position
+            start, choice = len(sequence.prompt_ids), position
         else:
             start = len(call.capture.prompt_token_ids)
         completion = call.capture.completions[choice]
@@ -237,9 +237,9 @@ def call_strip(reading: Reading, number: int, choice: int) -> Strip:
     sampled: list[int | None] = [None] * number_of if completion.token_ids is None else list(completion.token_ids)
     sampled += [None] * (number_of - len(sampled))
     trained = any(
-        span.call == number and one.completion_ids[span.offset : span.offset + span.length] == sampled
-        for one in reading.tokens.segments
-        for span in one.spans
+        span.call == number and segment.completion_ids[span.offset : span.offset + span.length] == sampled
+        for segment in reading.tokens.segments
+        for span in segment.spans
     )
     return Strip(
         reading, prompt + sampled, len(prompt), [Stretch(number, choice, len(prompt), number_of, trained, completion)]
@@ -261,9 +261,9 @@ def alternatives(completion: Completion, offset: int) -> list[tuple[str, float]]
     found: list[tuple[str, float]] = []
     if isinstance(entries, dict):
         entries = [{"token": name, "logprob": value} for name, value in entries.items()]
-    for one in entries or ():
-        if isinstance(one, dict) and _is_number(one.get("logprob")):
-            found.append((str(one.get("token") or ""), float(one["logprob"])))
+    for entry in entries or ():
+        if isinstance(entry, dict) and _is_number(entry.get("logprob")):
+            found.append((str(entry.get("token") or ""), float(entry["logprob"])))
     return sorted(found, key=lambda pair: -pair[1])
 
 

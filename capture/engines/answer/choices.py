@@ -74,7 +74,7 @@ class Sampled:
         """The ids of the one prompt, told at the top or with a choice."""
         if self.prompt is not None:
             return self.prompt
-        return next((one.prompt for one in self.choices.values() if one.prompt is not None), None)
+        return next((choice.prompt for choice in self.choices.values() if choice.prompt is not None), None)
 
     def completions(self, *, several_prompts: bool) -> list[Completion]:
         """The choices in order of their index; each with its own prompt's ids where there are several prompts."""
@@ -247,9 +247,9 @@ def prompts_cut(body: dict[str, Any]) -> int:
         told.append(ext.get("input_ids"))
     if isinstance(more, dict):
         told.append(more.get("prompt_token_ids"))
-    for one in choices if isinstance(choices, list) else ():
-        if isinstance(one, dict):
-            for place in _places(one):
+    for choice in choices if isinstance(choices, list) else ():
+        if isinstance(choice, dict):
+            for place in _places(choice):
                 told.append(place.get("prompt_token_ids"))
     return len([one for one in told if one is False])
 

@@ -55,10 +55,10 @@ class ResponseFilter(NamedTuple):
             return self.usage if usage else isinstance(ext, dict)
         if not isinstance(choices, list) or not steps:
             return False
-        for one in choices:
-            if not isinstance(one, dict) or one.get("finish_reason") is not None:
+        for choice in choices:
+            if not isinstance(choice, dict) or choice.get("finish_reason") is not None:
                 return False
-            delta = one.get("delta")
+            delta = choice.get("delta")
             if not isinstance(delta, dict):
                 return False
             for value in delta.values():

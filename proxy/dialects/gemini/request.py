@@ -129,7 +129,7 @@ def _tools(body: dict[str, Any], dropped: list[str]) -> dict[str, Any]:
     if allowed:
         if not isinstance(allowed, list):
             raise Refusal(400, "`toolConfig.functionCallingConfig.allowedFunctionNames` has to be a list of names")
-        functions = [one for one in functions if one["function"]["name"] in allowed]
+        functions = [function for function in functions if function["function"]["name"] in allowed]
     fields: dict[str, Any] = {"tools": functions}
     if config.get("mode"):
         fields["tool_choice"] = _MODES[mode]

@@ -13,6 +13,6 @@ loaded = load_dataset("json", data_files=sys.argv[1], split="train")
 print("\n" + json.dumps({
     "rows": len(episodes),
     "loaded": len(loaded),
-    "rewards": [one.reward for one in episodes],
+    "rewards": [episode.reward for episode in episodes],
     "again": [one.to_dict() == row for one, row in zip(episodes, rows, strict=True)],
 }))  # fmt: skip

@@ -35,7 +35,7 @@ def sft() -> dict:
             max_position_embeddings=4096,
         )
     )
-    before = [one.detach().clone() for one in model.parameters()]
+    before = [parameter.detach().clone() for parameter in model.parameters()]
     arguments = SFTConfig(
         output_dir=tempfile.mkdtemp(), max_steps=1, per_device_train_batch_size=len(rows), max_length=None,
         report_to=[], save_strategy="no", use_cpu=True, bf16=False, seed=0, logging_steps=1, learning_rate=1e-3,
@@ -91,7 +91,7 @@ def grpo() -> dict:
         rollout_func=rollout_func,
         train_dataset=Dataset.from_list([{"prompt": rows[0]["group"] or "task"}] * len(rows)),
     )  # fmt: skip
-    before = [one.detach().clone() for one in model.parameters()]
+    before = [parameter.detach().clone() for parameter in model.parameters()]
     loss = trainer.train().training_loss
     moved = any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     return {"rows": len(rows), "loss": loss, "moved": moved, **trainer.watched}

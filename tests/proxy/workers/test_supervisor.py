@@ -69,7 +69,7 @@ class Running:
 
     def workers(self) -> list[int]:
         return [
-            int(one) for one in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+            int(part) for part in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         ]
 
     def calls(self, journal: Path) -> list[Any]:
@@ -115,7 +115,7 @@ def boss() -> httpx.AsyncClient:
 async def test_sessions_live_in_workers_and_the_admin_routes_see_them_all(tmp_path: Path) -> None:
     async with FakeEngine(replays(PLAIN)) as engine, proxies(engine.url, tmp_path) as proxy, boss() as admin:
         opened = await asyncio.gather(*(proxy.open(admin, f"rollout-{number}") for number in range(4)))
-        assert len({one["api_key"] for one in opened}) == 4
+        assert len({session["api_key"] for session in opened}) == 4
         shown = b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in proxy.workers())
         assert shown and b"boss" not in shown
         for times, one in enumerate(opened, 1):
@@ -126,7 +126,7 @@ async def test_sessions_live_in_workers_and_the_admin_routes_see_them_all(tmp_pa
                     got = await agent.post(f"{one['base_url']}/chat/completions", json=CHAT)
                     assert got.status_code == 200
         listed = (await admin.get(f"{proxy.admin}/sessions")).json()["sessions"]
-        assert {one["name"]: one["calls"] for one in listed} == {
+        assert {session["name"]: session["calls"] for session in listed} == {
             "default": 0, "rollout-0": 1, "rollout-1": 2, "rollout-2": 3, "rollout-3": 4,
         }  # fmt: skip
         metrics = (await admin.get(f"{proxy.admin}/metrics")).text
@@ -225,8 +225,8 @@ async def test_another_workers_port_answers_421_with_the_address_that_answers(tm
                 )
                 assert got.status_code == 200
         listed = (await admin.get(f"{proxy.admin}/sessions")).json()["sessions"]
-        assert sorted(one["name"] for one in listed) == ["default", "opened", "task-0", "task-1", "task-2"]
-        assert {one["name"]: one["calls"] for one in listed if one["name"] != "default"} == {
+        assert sorted(session["name"] for session in listed) == ["default", "opened", "task-0", "task-1", "task-2"]
+        assert {session["name"]: session["calls"] for session in listed if session["name"] != "default"} == {
             "opened": 1, "task-0": 1, "task-1": 1, "task-2": 1,
         }  # fmt: skip
 
@@ -241,7 +241,7 @@ async def test_a_key_of_no_worker_opens_nothing(tmp_path: Path, key: str) -> Non
             got = [
                 (await agent.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=CHAT)) for port in proxy.ports
             ]
-        assert {one.status_code for one in got} <= {401, 421} and got[-1].status_code == 401
+        assert {answer.status_code for answer in got} <= {401, 421} and got[-1].status_code == 401
         assert not engine.calls
 
 
@@ -285,9 +285,11 @@ async def test_a_stop_lets_calls_in_every_worker_end(tmp_path: Path) -> None:
         async with httpx.AsyncClient(timeout=30) as agent:
             calls = [
                 asyncio.ensure_future(
-                    agent.post(one["base_url"] + "/chat/completions", json=CHAT, headers={"x-api-key": one["api_key"]})
+                    agent.post(
+                        session["base_url"] + "/chat/completions", json=CHAT, headers={"x-api-key": session["api_key"]}
+                    )
                 )
-                for one in opened
+                for session in opened
             ]
             async with asyncio.timeout(10):
                 while len(engine.calls) < 4:
@@ -295,7 +297,7 @@ async def test_a_stop_lets_calls_in_every_worker_end(tmp_path: Path) -> None:
             proxy.process.send_signal(signal.SIGTERM)
             assert [got.status_code for got in await asyncio.gather(*calls)] == [200] * 4
         assert await proxy.ended() == 0
-        assert all(len(proxy.calls(one["journal"])) == 1 for one in opened)
+        assert all(len(proxy.calls(session["journal"])) == 1 for session in opened)
 
 
 async def test_a_worker_that_is_killed_under_load_comes_back_with_its_sessions(tmp_path: Path) -> None:
@@ -359,7 +361,7 @@ async def until(holds: Callable[[], bool], others: list[asyncio.Future[None]]) -
     """While the others go on."""
     async with asyncio.timeout(60):
         while not holds():
-            assert not any(one.done() for one in others), [one.exception() for one in others if one.done()]
+            assert not any(other.done() for other in others), [other.exception() for other in others if other.done()]
             await asyncio.sleep(0.02)
 
 
@@ -367,9 +369,9 @@ async def test_a_worker_that_dies_again_and_again_ends_the_proxy_with_a_sentence
     async with FakeEngine(replays(PLAIN)) as engine, proxies(engine.url, tmp_path) as proxy, boss() as admin:
         opened = [await proxy.open(admin, f"rollout-{number}") for number in range(4)]
         async with httpx.AsyncClient() as agent:
-            for one in opened:
-                url = one["base_url"] + "/chat/completions"
-                assert (await agent.post(url, json=CHAT, headers={"x-api-key": one["api_key"]})).status_code == 200
+            for session in opened:
+                url = session["base_url"] + "/chat/completions"
+                assert (await agent.post(url, json=CHAT, headers={"x-api-key": session["api_key"]})).status_code == 200
         seen = set(proxy.workers())
         for time in range(3):
             second = max(proxy.workers())
@@ -381,7 +383,7 @@ async def test_a_worker_that_dies_again_and_again_ends_the_proxy_with_a_sentence
                 seen |= set(proxy.workers())
         assert await proxy.ended() == 1
         assert any("worker 1 died 3 times within 60 s" in line and "start it again" in line for line in proxy.said)
-        assert all(len(proxy.calls(one["journal"])) == 1 for one in opened)
+        assert all(len(proxy.calls(session["journal"])) == 1 for session in opened)
         assert not any(Path(f"/proc/{pid}").exists() for pid in seen)
 
 

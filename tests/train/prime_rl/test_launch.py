@@ -113,13 +113,13 @@ def test_rows_that_are_there_already_stand_alone_in_a_folder(place: Path) -> Non
     answer = run(place, "--data", "mine.jsonl", "--prime-rl-dir", "prime-rl", "--model", "m", "--dry-run")
     assert answer.returncode == 0, answer.stderr
     folder = Path(tomllib.loads((place / "train-runs/sft/sft.toml").read_text())["data"]["name"])
-    assert [one.name for one in folder.iterdir()] == ["train.jsonl"]
+    assert [path.name for path in folder.iterdir()] == ["train.jsonl"]
 
 
 def test_no_secret_is_written(place: Path) -> None:
     run(place, *ALL, "--dry-run", WANDB_API_KEY="very-secret-value", HF_TOKEN="hf_very_secret")
     work = place / "train-runs/sft"
-    texts = "".join(one.read_text() for one in work.iterdir() if one.is_file())
+    texts = "".join(path.read_text() for path in work.iterdir() if path.is_file())
     assert "very-secret-value" not in texts and "hf_very_secret" not in texts
     assert {"WANDB_API_KEY", "HF_TOKEN"} <= set(json.loads((work / "train-run.json").read_text())["env_names"])
 

@@ -26,7 +26,7 @@ FORMATS = ("prime-sft", "trl-sft", "trl-sft-ids", "skyrl-sft")
 
 def answered(prompt: list[int], sampled: list[int], message: dict[str, Any], finish: str) -> dict[str, Any]:
     """vLLM's answer, ids and logprobs in it."""
-    entries = [{"token": f"<{one}>", "logprob": -0.5, "bytes": None, "top_logprobs": []} for one in sampled]
+    entries = [{"token": f"<{token}>", "logprob": -0.5, "bytes": None, "top_logprobs": []} for token in sampled]
     choice = {"index": 0, "message": {"role": "assistant", **message}, "logprobs": {"content": entries},
               "finish_reason": finish, "stop_reason": None, "token_ids": sampled}  # fmt: skip
     usage = {"prompt_tokens": len(prompt), "completion_tokens": len(sampled), "total_tokens": len(prompt + sampled)}
@@ -89,7 +89,7 @@ SPOKEN: dict[str, tuple[str, list[dict[str, Any]]]] = {
 async def made(out: Path, dialect: str, *, stream: bool) -> Path:
     """The folder of a stand-alone proxy that an agent called twice."""
     path, bodies = SPOKEN[dialect]
-    async with FakeEngine(*(answers(200, one) for one in ANSWERS)) as engine:
+    async with FakeEngine(*(answers(200, answer) for answer in ANSWERS)) as engine:
         settings = Settings(upstream=[engine.url], out=out, probe=False, buffered=True, engine="vllm")
         async with serve(settings) as proxy, httpx.AsyncClient(base_url=proxy.base_url) as client:
             for body in bodies:

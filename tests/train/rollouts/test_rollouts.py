@@ -19,8 +19,8 @@ def found(path: Path) -> list[Rollout]:
 @pytest.mark.parametrize("tree", ["job", "trial-01/job", "jobs/no-skills/agent/trial-01/2026-11-04__17-52-13"])
 def test_rollouts_are_found_in_every_tree(tmp_path: Path, tree: str) -> None:
     make_job(tmp_path / tree, [{"name": "a__1"}, {"name": "b__2"}])
-    assert [one.rollout_path for one in find_rollouts(tmp_path)] == [f"{tree}/a__1", f"{tree}/b__2"]
-    assert {one.job for one in find_rollouts(tmp_path)} == {tree.split("/")[-1]}
+    assert [rollout.rollout_path for rollout in find_rollouts(tmp_path)] == [f"{tree}/a__1", f"{tree}/b__2"]
+    assert {rollout.job for rollout in find_rollouts(tmp_path)} == {tree.split("/")[-1]}
 
 
 def test_one_rollout_may_be_given_by_its_folder_or_its_result(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_result_that_is_no_json_object_is_told_and_the_others_are_there(tmp_pa
     job = make_job(tmp_path / "job", [{"name": "a__1"}, {"name": "b__2"}])
     (job / "a__1/result.json").write_text(text)
     warnings: list[str] = []
-    assert [one.name for one in find_rollouts(job, warnings.append)] == ["b__2"]
+    assert [rollout.name for rollout in find_rollouts(job, warnings.append)] == ["b__2"]
     assert warnings == [f"skipping {job}/a__1/result.json: not a readable JSON object"]
 
 

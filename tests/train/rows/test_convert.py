@@ -305,7 +305,7 @@ def test_a_mistake_is_one_sentence_and_code_2(tmp_path: Path, arguments: list[st
     )  # fmt: skip
     assert answer.returncode == 2
     assert sentence in answer.stderr and len(answer.stderr.splitlines()) == 1
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["job"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job"]
 
 
 STRANGE: dict[str, dict[str, Any]] = {

@@ -26,7 +26,7 @@ MESSAGE_FORMATS = [name for name in NAMES if not name.endswith(("ids", "grpo"))]
 
 
 def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, ["validate", *(str(one) for one in arguments)])
+    return CliRunner().invoke(app, ["validate", *(str(argument) for argument in arguments)])
 
 
 def rows(tmp_path: Path, form: str, calls: list[Line] | None = None, **options: Any) -> Path:

@@ -28,7 +28,7 @@ def test_expected_rows_is_checked_before_anything_is_written(tmp_path: Path) -> 
     with pytest.raises(NothingWritten, match="row count 1 != expected 2"):
         convert(job, out, options(expected_rows=2))
     assert out.read_text() == "as it was"
-    assert [one.name for one in out.parent.iterdir()] == ["o.jsonl"]
+    assert [path.name for path in out.parent.iterdir()] == ["o.jsonl"]
     assert convert(job, out, options(expected_rows=1)).rows == 1
 
 

@@ -166,7 +166,7 @@ def test_calls_without_tools_beside_calls_with_them_are_helpers(tmp_path: Path) 
     helper["request"]["body"].pop("tools", None)
     told = tokens(tmp_path, [*calls, helper])
     assert [call.kind for call in told.calls] == ["agent", "agent", "helper"] and told.training_grade
-    assert [(one.kind, one.sampled) for one in told.segments] == [("agent", 8), ("helper", 1)]
+    assert [(segment.kind, segment.sampled) for segment in told.segments] == [("agent", 8), ("helper", 1)]
     assert told.segment_notes[1]["trainable"] is False and told.segment_notes[1]["excluded"] == "kind:helper"
 
 
@@ -180,7 +180,7 @@ def test_two_conversations_that_interleave_are_two_threads(tmp_path: Path) -> No
         call["metadata"]["call"] = number
     told = tokens(tmp_path, mixed)
     assert told.training_grade and not told.breaks
-    assert [one.calls for one in told.sequences] == [(0, 2, 4), (1, 3, 5)]
+    assert [sequence.calls for sequence in told.sequences] == [(0, 2, 4), (1, 3, 5)]
     assert told.coverage["prefix"] == {"pairs": 4, "extends_previous_call": 4, "breaks": []}
 
 
@@ -298,7 +298,7 @@ def test_json_carries_all_of_it(tmp_path: Path) -> None:
 
 def real_break(tmp_path: Path, name: str) -> Path:
     """A job of two calls made of a labelled break, and a folder with its tokenizer."""
-    case = next(one for one in cases() if one.name == name)
+    case = next(case for case in cases() if case.name == name)
     calls = []
     for number, told in enumerate((case.before, case.after)):
         sampled = told.sampled.tolist() or [504, 2]

@@ -130,7 +130,7 @@ async def test_two_calls_at_once_that_arrive_in_one_chunk_and_in_pieces(started:
         message = await streamed(api, tools=tools)
         blocks = [one.to_dict() for one in message.content]
         assert message.stop_reason == "tool_use"
-        assert [(one["id"], one["name"], one["input"]) for one in blocks[1:]] == [
+        assert [(block["id"], block["name"], block["input"]) for block in blocks[1:]] == [
             ("call_a", "f", {"a": 1}), ("call_b", "g", {"b": "ü"}),
         ]  # fmt: skip
         results = [{"type": "tool_result", "tool_use_id": name, "content": "ok"} for name in ("call_a", "call_b")]
@@ -138,8 +138,8 @@ async def test_two_calls_at_once_that_arrive_in_one_chunk_and_in_pieces(started:
         await streamed(api, tools=tools, messages=turns)
     said = engine.calls[1].body["messages"][1]
     # The agent had them parsed; the engine gets them back as the model wrote them.
-    assert [one["function"]["arguments"] for one in said["tool_calls"]] == ['{"a": 1}', '{"b":  "ü"}']
-    assert [one["tool_call_id"] for one in engine.calls[1].body["messages"][2:]] == ["call_a", "call_b"]
+    assert [call["function"]["arguments"] for call in said["tool_calls"]] == ['{"a": 1}', '{"b":  "ü"}']
+    assert [message["tool_call_id"] for message in engine.calls[1].body["messages"][2:]] == ["call_a", "call_b"]
 
 
 # errors

@@ -269,7 +269,7 @@ values = st.recursive(
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     below = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return ([path] if path else []) + [one for name, item in below for one in places(item, (*path, name))]
+    return ([path] if path else []) + [place for name, item in below for place in places(item, (*path, name))]
 
 
 @settings(max_examples=80, deadline=None)

@@ -222,8 +222,8 @@ async def logprobs(api: AsyncOpenAI, model: str) -> None:
     given: dict[str, Any] = {"model": model, "input": COLOURS, "temperature": 0, "max_output_tokens": 4}
     response = await api.responses.create(**given, include=["message.output_text.logprobs"], top_logprobs=2)
     part: Any = response.output[0].content[0]  # type: ignore[union-attr]
-    assert "".join(one.token for one in part.logprobs).startswith(part.text)
-    assert all(one.logprob <= 0 and len(one.top_logprobs) == 2 for one in part.logprobs)
+    assert "".join(logprob.token for logprob in part.logprobs).startswith(part.text)
+    assert all(logprob.logprob <= 0 and len(logprob.top_logprobs) == 2 for logprob in part.logprobs)
     plain: Any = (await api.responses.create(**given)).output[0]
     assert plain.content[0].logprobs == []
 

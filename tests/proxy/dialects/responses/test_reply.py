@@ -134,7 +134,7 @@ def test_reasoning_is_an_item_of_its_own_and_comes_back(name: str, summary: bool
     assert f"{part}_text.delta" in kinds(data) and f"{part}_text.done" in kinds(data)
     reasoning, message = put_together(data).to_dict()["output"]
     shown = reasoning["summary"] if summary else reasoning["content"]
-    assert [one["text"] for one in shown] == ["let me think"]
+    assert [item["text"] for item in shown] == ["let me think"]
     for fields in ({}, {"summary": [], "content": None}):
         back = RESPONSES.translate({"model": "m", "input": [{**reasoning, **fields}, message]}, {})
         assert back.chat["messages"] == [
@@ -172,12 +172,12 @@ def test_calls_in_parallel() -> None:
 
 def test_a_custom_call_is_streamed_as_its_text() -> None:
     arguments = as_arguments('*** Begin\n"é😀"\\n\t')
-    pieces = [fragment(0, one) for one in arguments]
+    pieces = [fragment(0, argument) for argument in arguments]
     data = streamed(
         replying(tools=[PATCH]),
         chunks(fragment(0, name="apply_patch", call_id="c"), *pieces, finish="tool_calls"),
     )
-    deltas = [one["delta"] for one in events(data) if one["type"] == "response.custom_tool_call_input.delta"]
+    deltas = [event["delta"] for event in events(data) if event["type"] == "response.custom_tool_call_input.delta"]
     assert len(deltas) > 10 and "".join(deltas) == '*** Begin\n"é😀"\\n\t'
     (item,) = put_together(data).to_dict()["output"]
     assert (item["type"], item["input"], item["call_id"]) == ("custom_tool_call", '*** Begin\n"é😀"\\n\t', "c")
@@ -204,7 +204,7 @@ def test_a_custom_call_is_streamed_as_its_text() -> None:
 def test_free_text_is_found_in_whatever_a_model_writes(arguments: str, text: str) -> None:
     assert free_text(arguments) == text
     reading = FreeText()
-    assert "".join(reading.feed(one) for one in arguments) + reading.rest() == text
+    assert "".join(reading.feed(argument) for argument in arguments) + reading.rest() == text
 
 
 def test_a_refusal_is_a_part_of_its_own() -> None:
@@ -271,7 +271,9 @@ def test_what_had_come_of_an_answer_that_broke_off_is_recorded() -> None:
 
 def test_a_quiet_stream_is_kept_open_by_events() -> None:
     reply = replying()
-    data = reply.ping() + reply.ping() + b"".join(reply.feed(one) for one in chunks({"content": "a"})) + reply.finish()
+    data = (
+        reply.ping() + reply.ping() + b"".join(reply.feed(chunk) for chunk in chunks({"content": "a"})) + reply.finish()
+    )
     assert kinds(data)[:3] == ["created", "in_progress", "in_progress"]
     assert put_together(data).output_text == "a"
 
@@ -320,7 +322,7 @@ def test_logprobs_are_told_where_they_are_asked_for(asks: bool) -> None:
     given[1]["choices"][0]["logprobs"] = {"content": [entry]}
     include = ["message.output_text.logprobs"] if asks else []
     data = streamed(replying(include=include, top_logprobs=1), given)
-    told = [one["logprobs"] for one in events(data) if one["type"] == "response.output_text.delta"]
+    told = [event["logprobs"] for event in events(data) if event["type"] == "response.output_text.delta"]
     assert [len(one) for one in told] == [1 if asks else 0]
     assert len(put_together(data).output[0].content[0].logprobs) == (1 if asks else 0)
 
