@@ -22,6 +22,7 @@ from proxy.cli import app
 from proxy.http.client_request import ClientRequest, Link
 from proxy.http.connection import Handler
 from proxy.http.headers import Headers
+from proxy.http.limits import Limits
 from proxy.settings import Settings
 
 
@@ -34,7 +35,7 @@ class AsgiRequest(ClientRequest):
         query = b"?" + scope["query_string"] if scope["query_string"] else b""
         headers: Headers = list(scope["headers"])
         link = cast(Link, None)  # every method that uses it is overridden
-        super().__init__(link, scope["method"], scope["raw_path"] + query, headers, keeps=True, chunked=True)
+        super().__init__(link, scope["method"], scope["raw_path"] + query, headers, keep_alive=True, http11=True)
         self._receive = receive
         self._send = send
         self._suspended: Coroutine[Any, Any, None] | None = None
@@ -45,15 +46,15 @@ class AsgiRequest(ClientRequest):
         while more:
             message = await self._receive()
             more = message.get("more_body", False)
-            self.arrives(message.get("body", b""))
-        self.arrived()
+            self.body_arrived(message.get("body", b""))
+        self.body_complete()
         self._watching = asyncio.create_task(self._watch())
         return await super().body(limit)
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self.leave()
+        self.disconnected()
 
     def start(self, status: int, headers: Headers) -> None:
         self.started = True
@@ -70,7 +71,7 @@ class AsgiRequest(ClientRequest):
             await suspended
 
     def end(self, data: bytes = b"") -> None:
-        self.ended = True
+        self.finished = True
         self._say({"type": "http.response.body", "body": data})
 
     def answer(self, status: int, headers: Headers, body: bytes) -> None:
@@ -113,7 +114,7 @@ def _resumed(sending: Coroutine[Any, Any, None], waits_for: Any) -> Generator[An
 class UvicornListener:
     """In the place of `proxy.http.listener.Listener`."""
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, limits: Limits) -> None:
         self.handler = handler
         self._server: AdminServer | None = None
 

@@ -86,10 +86,14 @@ _KINDS = {
     405: "MethodNotAllowedError",
     408: "RequestTimeoutError",
     413: "PayloadTooLargeError",
+    417: "ExpectationFailedError",
     421: "MisdirectedRequestError",
+    431: "RequestHeaderFieldsTooLargeError",
+    501: "NotImplementedError",
     502: "BadGatewayError",
     503: "ServiceUnavailableError",
     504: "GatewayTimeoutError",
+    505: "HTTPVersionNotSupportedError",
 }
 
 

@@ -93,7 +93,7 @@ async def serve(settings: Settings, share: Share | None = None) -> AsyncIterator
     sockets = share.sockets if share else bind([settings.host, *settings.more_hosts], settings.port)
     door.port = sockets[0].getsockname()[1]
     first = share is None or share.placement.index == 0
-    listener = Listener(Routes(sessions, settings, metrics))
+    listener = Listener(Routes(sessions, settings, metrics), settings.limits)
     admin_sockets: list[socket.socket] = []
     admin_url = None
     try:

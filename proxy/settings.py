@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from capture.engines import NAMES as ENGINE_NAMES
 from capture.token_in.bridge import MODES, MODES_HELP
 from proxy.errors import SettingsError
+from proxy.http.limits import Limits
 
 ENGINES = ("auto", *ENGINE_NAMES)
 
@@ -161,6 +162,8 @@ class Settings(SessionOptions):
     grace: float = option(30.0, "Seconds that a stop waits for calls in flight.")
     #: A comment goes out this often to an agent that streams while the engine is called without streaming.
     keepalive: float = 10.0
+    #: What one client's connection may cost.
+    limits: Limits = Limits()  # noqa: RUF009 (frozen)
 
     @classmethod
     def of(cls, session: SessionOptions, **own: Any) -> Settings:

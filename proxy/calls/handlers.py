@@ -98,5 +98,5 @@ def refuse(agent: ClientRequest, session: Session | None, refusal: Refusal, dial
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     if refusal.status in (408, 413):
-        agent.keeps = False  # the rest of its body is not waited for
+        agent.keep_alive = False  # the rest of its body is not waited for
     agent.answer(status, headers, body)

@@ -1,4 +1,4 @@
-"""Takes agents' connections, on sockets of its own or handed to it, and on closing lets their calls come to an end."""
+"""Accepts clients' connections and, when the proxy stops, lets their calls finish."""
 
 from __future__ import annotations
 
@@ -7,35 +7,37 @@ import logging
 import socket
 
 from proxy.http.connection import Connection, Handler
+from proxy.http.limits import Limits
 
 log = logging.getLogger("proxy")
 
 BACKLOG = 4096
-#: Seconds that calls get which were told to end, for the lines that say so.
-ENDING = 15.0
+#: Seconds that calls get which were cancelled, to write the journal lines that record it.
+CANCEL_SECONDS = 15.0
 
 
 class Listener:
-    """The agents' side of a proxy."""
+    """The clients' side of a proxy."""
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, limits: Limits | None = None) -> None:
         self.handler = handler
+        self.limits = limits or Limits()
         self.connections: set[Connection] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self._servers: list[asyncio.Server] = []
 
     async def listen(self, sockets: list[socket.socket]) -> None:
         loop = asyncio.get_running_loop()
-        for one in sockets:
-            self._servers.append(await loop.create_server(self.connection, sock=one, backlog=BACKLOG))
+        for bound in sockets:
+            self._servers.append(await loop.create_server(self._connection, sock=bound, backlog=BACKLOG))
 
-    def connection(self) -> Connection:
-        return Connection(self.handler, self.connections, self.tasks)
+    def _connection(self) -> Connection:
+        return Connection(self.handler, self.connections, self.tasks, self.limits)
 
     async def close(self, grace: float) -> None:
-        """No new connections; calls that are being answered get `grace` seconds, then they are ended."""
+        """Accepts no more connections; calls that are being answered get `grace` seconds, then they are cancelled."""
         loop = asyncio.get_running_loop()
-        ends = loop.time() + grace
+        deadline = loop.time() + grace
         for server in self._servers:
             server.close()
         for connection in list(self.connections):
@@ -46,9 +48,9 @@ class Listener:
                 log.warning("%d calls still running after %g s; ending them", len(running), grace)
                 for task in running:
                     task.cancel()
-                await asyncio.wait(running, timeout=ENDING)
-        await asyncio.sleep(0)  # the last answers' ends are seen to
-        while self.connections and loop.time() < ends:  # noqa: ASYNC110 (what is answered is on its way to slow agents)
+                await asyncio.wait(running, timeout=CANCEL_SECONDS)
+        await asyncio.sleep(0)  # the callbacks of the last replies run
+        while self.connections and loop.time() < deadline:  # noqa: ASYNC110 (slow clients read what was written)
             await asyncio.sleep(0.01)
         for connection in list(self.connections):
             connection.transport.close()

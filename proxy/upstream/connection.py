@@ -10,14 +10,13 @@ import asyncio
 import fcntl
 import struct
 import termios
-import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Protocol, cast
 
 import httptools
 
 from proxy.errors import UpstreamBroke, UpstreamTimeout
-from proxy.http.decompress import CODINGS, Inflate
+from proxy.http.decompress import DecompressError, Decompressor, decompressor
 from proxy.http.headers import Headers
 from proxy.settings import Timeouts
 from proxy.upstream.client import read_all
@@ -64,7 +63,7 @@ class Connection(asyncio.Protocol):
         self._pending: list[bytes] = []
         self._waiting_bytes = 0
         self._paused = False
-        self._inflate: Inflate | None = None
+        self._decompressor: Decompressor | None = None
         self._take: Callable[[bytes], bool] | None = None
         self._full = False
         self._fault: BaseException | None = None
@@ -138,12 +137,12 @@ class Connection(asyncio.Protocol):
         self._head = True
         names = dict(self.headers)
         encoding = names.get(b"content-encoding", b"").lower().strip()
-        if encoding in CODINGS:
-            self._inflate = Inflate()
-        elif encoding and encoding != b"identity":
-            told = encoding.decode("latin-1")
-            self._fail(UpstreamBroke(f"the engine answered with content-encoding {told!r}, which nobody asked for"))
-            raise ValueError(told)
+        if encoding and encoding != b"identity":
+            name = encoding.decode("latin-1")
+            self._decompressor = decompressor(name)
+            if self._decompressor is None:
+                self._fail(UpstreamBroke(f"the engine answered with content-encoding {name!r}, which nobody asked for"))
+                raise ValueError(name)
         self._ends_with_connection = (
             b"content-length" not in names and b"chunked" not in names.get(b"transfer-encoding", b"").lower()
         )
@@ -245,9 +244,9 @@ class Connection(asyncio.Protocol):
         while not self._pending:
             if self._complete:
                 try:
-                    if self._inflate is not None:
-                        self._inflate.finish()
-                except zlib.error as error:
+                    if self._decompressor is not None:
+                        self._decompressor.finish()
+                except DecompressError as error:
                     raise _not_compressed(error) from error
                 return False
             if self._lost:
@@ -266,13 +265,13 @@ class Connection(asyncio.Protocol):
             self._paused = False
             self._last_data = self.loop.time()
             self._transport.resume_reading()
-        return (data,) if self._inflate is None else self._inflated(data)
+        return (data,) if self._decompressor is None else self._inflated(data)
 
     def _inflated(self, data: bytes) -> Iterator[bytes]:
-        assert self._inflate is not None
+        assert self._decompressor is not None
         try:
-            yield from self._inflate.feed(data)
-        except zlib.error as error:
+            yield from self._decompressor.feed(data)
+        except DecompressError as error:
             raise _not_compressed(error) from error
 
     def _stop_watching(self) -> None:
@@ -333,5 +332,5 @@ def _unacknowledged(transport: asyncio.Transport) -> int:
         return 0
 
 
-def _not_compressed(error: zlib.error) -> UpstreamBroke:
+def _not_compressed(error: DecompressError) -> UpstreamBroke:
     return UpstreamBroke(f"the engine's compressed answer is broken ({error})")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -52,4 +53,4 @@ def post(body: bytes | dict[str, Any], *headers: str, path: str = "/v1/chat/comp
 
 
 def statuses(data: bytes) -> list[int]:
-    return [int(part[:3]) for part in data.split(b"HTTP/1.1 ")[1:]]
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3})\b", data)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,14 @@ from proxy import Settings, serve
 from proxy.upstream.pool import HttpClient
 from tests.proxy.conftest import Bench, Started
 from tests.proxy.fake_engine import FakeEngine, Seen, answers, chunk, replays, streams, transcript, whole
+from tests.proxy.http.test_decompress import bare_deflate
 from tests.proxy.raw import connection, exchange, post, statuses, until_quiet
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
 
 BODY: dict[str, Any] = {"model": "my-policy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 10}
 RAW = json.dumps(BODY).encode()
@@ -173,6 +182,15 @@ async def test_an_agent_that_sends_too_much_reads_why(started: Started, chunked:
     assert b"--max-body-mb" in got and b"connection: close" in got
 
 
+@pytest.mark.parametrize("coding", ["br", "gzip, zstd", "compress", "x"])
+async def test_a_coding_that_is_not_supported_is_415_and_the_error_names_those_that_are(
+    started: Started, coding: str
+) -> None:
+    async with FakeEngine(replays(PLAIN)) as engine, started(engine.url) as bench:
+        got = await exchange(bench.proxy.port, post(RAW, f"content-encoding: {coding}"))
+        assert statuses(got) == [415] and b"send gzip, deflate, zstd or none" in got and engine.calls == []
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [
@@ -182,11 +200,21 @@ async def test_an_agent_that_sends_too_much_reads_why(started: Started, chunked:
         (gzip.compress(RAW[:20]) + gzip.compress(RAW[20:]), 200),
         (gzip.compress(b" " * (64 << 20)), 413),
         (b"", 400),
+        (zstd.compress(RAW), 200),
+        (zstd.compress(RAW[:20]) + zstd.compress(RAW[20:]), 200),
+        (zstd.compress(RAW)[:-1], 400),
+        (b"\x28\xb5\x2f\xfd" + b"\0" * 40, 400),
+        (zstd.compress(b" " * (64 << 20)), 413),
+        (zlib.compress(RAW), 200),
+        (bare_deflate(RAW), 200),
+        (bare_deflate(RAW)[:-3], 400),
+        (bare_deflate(b" " * (64 << 20)), 413),
     ],
 )
 async def test_compressed_bodies_are_whole_or_refused(started: Started, body: bytes, status: int) -> None:
+    coding = {b"\x28\xb5": "zstd", b"\x1f\x8b": "gzip", b"no": "GZip", b"": "gzip"}.get(body[:2], "deflate")
     async with FakeEngine(replays(PLAIN)) as engine, started(engine.url, max_body_mb=4) as bench:
-        got = await exchange(bench.proxy.port, post(body, "content-encoding: gzip"))
+        got = await exchange(bench.proxy.port, post(body, f"content-encoding: {coding}"))
         assert statuses(got) == [status]
         assert len(engine.calls) == (status == 200)
     assert all(call.body["messages"] == BODY["messages"] for call in engine.calls)

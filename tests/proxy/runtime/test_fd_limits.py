@@ -23,7 +23,7 @@ with ProxyThread(Settings(upstream=["http://127.0.0.1:9"], out=pathlib.Path(sys.
 def test_a_proxy_takes_what_it_may_have(tmp_path: Path, hard: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(hard), str(tmp_path)], capture_output=True, text=True, timeout=60,
-        cwd=Path(__file__).parents[2], check=False,
+        cwd=Path(__file__).parents[3], check=False,
     )  # fmt: skip
     assert done.stdout.strip() == f"({hard}, {hard})", done.stderr
 
@@ -31,7 +31,7 @@ def test_a_proxy_takes_what_it_may_have(tmp_path: Path, hard: int) -> None:
 async def test_a_proxy_that_has_none_left_says_so_once_and_computes_nothing(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "proxy", "--upstream", "http://127.0.0.1:9", "--out", str(tmp_path), "--port", "0",
-        "--no-probe", stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2],
+        "--no-probe", stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[3],
     )  # fmt: skip
     assert process.stderr is not None
     try:
