@@ -11,19 +11,13 @@ import fcntl
 import mmap
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import orjson
-
-from capture import json
-from capture.errors import FileFormatError, JournalClosed, JournalError, JsonError
-from capture.journal.call import Call as Call
-from capture.journal.call import Known
+from capture.errors import FileFormatError, JournalClosed, JournalError
+from capture.journal.call import Call, Known
 
 #: The number of a call in a line's metadata, as it is written there; an agent's own JSON may hold a "call" too.
 _CALL = re.compile(rb'"call":(\d{1,9}),"request_id":"req-')
@@ -184,63 +178,3 @@ class JournalReader:
             what = "the last line was cut off while it was being written" if torn else str(error)
             self.problems.append(Problem(number, f"line {number + 1}: {what}; it is left out"))
             return None
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Writes a file so that a reader sees the old one or the whole new one. Raises `JournalError`."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fd, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(fd, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-                os.fchmod(file.fileno(), 0o644)
-            Path(beside).replace(path)
-        except BaseException:
-            Path(beside).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise JournalError(f"cannot write {path}: {error.strerror}") from error
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Writes `value` as indented JSON, atomically."""
-    write_atomic(path, json.dumps(value, orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
-
-
-def read_json(path: Path) -> Any:
-    """The JSON of a file. Raises `FileFormatError` (not JSON) or `JournalError` (cannot be read)."""
-    try:
-        return json.loads(path.read_bytes())
-    except JsonError as error:
-        raise FileFormatError(f"{path} is not valid JSON ({error})") from error
-    except OSError as error:
-        raise JournalError(f"cannot read {path}: {error.strerror}") from error
-
-
-def write_jsonl(path: Path, rows: list[Any]) -> None:
-    """Writes `rows` as a JSON Lines file, atomically, replacing what was there."""
-    write_atomic(path, b"".join(json.dumps(row, orjson.OPT_APPEND_NEWLINE) for row in rows))
-
-
-def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a JSON Lines file with their 0-based line numbers, one in memory at a time.
-
-    Raises `FileFormatError` for a line that is no JSON object, `JournalError` when the file cannot be read.
-    """
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file):
-                if line.isspace():
-                    continue
-                try:
-                    row = json.loads(line)
-                except JsonError as error:
-                    raise FileFormatError(f"{path}: line {number + 1}: invalid JSON: {error}") from error
-                if not isinstance(row, dict):
-                    raise FileFormatError(f"{path}: line {number + 1}: top-level record must be an object")
-                yield number, row
-    except OSError as error:
-        raise JournalError(f"cannot read {path}: {error.strerror}") from error

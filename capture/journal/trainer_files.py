@@ -11,7 +11,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from capture.journal.journal import write_jsonl
+from capture.journal.files import write_jsonl
 
 Events = list[dict[str, Any]]
 Message = dict[str, Any]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from capture.errors import JournalError
-from capture.journal.journal import write_jsonl
+from capture.journal.files import write_jsonl
 from sandbox.errors import AgentError
 
 #: Text beyond this is an agent gone wild, not a trajectory.

@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from capture.journal.journal import Call, JournalReader
+from capture.journal.call import Call
+from capture.journal.journal import JournalReader
 from capture.journal.layout import JOURNAL
 from capture.record import Completion
 from proxy import ProxyThread, Settings

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from capture.errors import CaptureError, LockError
-from capture.journal.journal import read_json, write_json, write_jsonl
+from capture.journal.files import read_json, write_json, write_jsonl
 from capture.journal.layout import EVALUATION, LOCK, JobDir
 from capture.journal.trainer_files import reward_of
 from capture.lock import LockHeld, locked

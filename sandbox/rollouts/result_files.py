@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from capture.journal import trainer_files
-from capture.journal.journal import write_json, write_jsonl
+from capture.journal.files import write_json, write_jsonl
 from capture.journal.layout import RolloutDir
 from sandbox.containers.pool import network_mode
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from capture.errors import CaptureError
-from capture.journal.journal import JournalReader, write_atomic, write_json
+from capture.journal.files import write_atomic, write_json
+from capture.journal.journal import JournalReader
 from capture.journal.layout import RolloutDir
 from proxy import OpenSession, ProxyError, ProxyThread, SessionOptions
 from sandbox.agents import Agent, AgentRun, Model

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from capture.errors import FileFormatError, JournalClosed, JournalError, RecordError
 from capture.journal.call import CUT_ABOVE, Call, Known
-from capture.journal.journal import JournalReader, JournalWriter, read_json, read_jsonl, write_json
+from capture.journal.files import read_json, read_jsonl, write_json
+from capture.journal.journal import JournalReader, JournalWriter
 from capture.record import Ids
 from capture.schemas import examples
 

@@ -11,7 +11,7 @@ import pytest
 
 from capture import json
 from capture.errors import JsonError
-from capture.journal.journal import read_json, read_jsonl, write_json, write_jsonl
+from capture.journal.files import read_json, read_jsonl, write_json, write_jsonl
 
 
 def nested(levels: int, leaf: Any = 0) -> Any:

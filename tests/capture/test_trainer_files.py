@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from capture.journal.journal import read_jsonl
+from capture.journal.files import read_jsonl
 from capture.journal.trainer_files import metrics, results_row, reward_of_row, verifiers_row, write_verifiers
 
 EVENTS: list[dict[str, Any]] = [

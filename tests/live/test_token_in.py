@@ -15,7 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from capture.journal.journal import Call, JournalReader
+from capture.journal.call import Call
+from capture.journal.journal import JournalReader
 from proxy import Settings, serve
 from tests.live.conftest import LiveEngine
 from train.tokens.coverage import coverage

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from capture.journal.journal import Call
+from capture.journal.call import Call
 from capture.schemas import examples, load, names
 from tests.proxy.conftest import Bench, Started
 from tests.proxy.fake_engine import Answer, FakeEngine, Seen, replays, streams, transcript

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from capture.journal.journal import Call
+from capture.journal.call import Call
 from proxy.upstream import client, pool
 from tests.proxy.conftest import Bench, Started
 from tests.proxy.fake_engine import (

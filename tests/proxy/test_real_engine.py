@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from capture.journal.journal import Call
+from capture.journal.call import Call
 from sandbox.embedded_engine import EmbeddedEngine
 from tests.proxy.conftest import Bench, Started
 

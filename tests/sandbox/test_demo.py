@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from capture.journal.journal import Call, JournalReader
+from capture.journal.call import Call
+from capture.journal.journal import JournalReader
 from capture.journal.layout import JOURNAL
 from proxy import ProxyThread, Settings
 from sandbox.demo.captures import KINDS, calls_demo, detokenizer, token_page

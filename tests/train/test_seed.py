@@ -17,7 +17,8 @@ from typing import Any
 import openai
 import pytest
 
-from capture.journal.journal import Call, JournalReader
+from capture.journal.call import Call
+from capture.journal.journal import JournalReader
 from capture.journal.layout import JOURNAL
 from proxy import ProxyThread, Settings
 from sandbox.demo.captures import TOOL_MESSAGES, WRITE_TOOL

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from capture.journal.journal import write_atomic, write_json
+from capture.journal.files import write_atomic, write_json
 from train.errors import BadInput, NoSuchPath, TrainError
 from train.rows.convert import ConvertOptions, ConvertResult, convert
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from capture.journal.journal import Call
+from capture.journal.call import Call
 from train.rollouts.messages import Message, NotChat, dicts, text_of
 
 

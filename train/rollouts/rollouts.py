@@ -12,7 +12,8 @@ from typing import Any
 
 import orjson
 
-from capture.journal.journal import Call, JournalReader
+from capture.journal.call import Call
+from capture.journal.journal import JournalReader
 from capture.journal.layout import EVALUATION, LOCK, RESULT, SOLVER, RolloutDir
 from train.errors import BadInput, NoSuchPath
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from capture.errors import CaptureError
-from capture.journal.journal import Call, JournalReader
+from capture.journal.call import Call
+from capture.journal.journal import JournalReader
 from capture.journal.layout import RolloutDir
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from capture.errors import CaptureError
-from capture.journal.journal import write_json
+from capture.journal.files import write_json
 from capture.journal.layout import EVALUATION, LOCK, SUMMARY, RolloutDir
 from train.errors import BadInput, NoSuchPath, NothingWritten
 from train.groups.groups import GroupOptions

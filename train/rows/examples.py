@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from capture.journal.journal import Call
+from capture.journal.call import Call
 from capture.journal.redact import redact_text, secrets_seen
 from capture.sequences.sequences import TRAINABLE_KINDS, Span, TokenSequence
 from train.rollouts.chat import answer_of, chat_of

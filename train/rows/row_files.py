@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from capture.journal.journal import read_jsonl
+from capture.journal.files import read_jsonl
 from capture.journal.layout import JOURNAL
 from capture.journal.trainer_files import reward_of_row
 from train.errors import BadInput

@@ -12,7 +12,8 @@ import orjson
 from capture.breaks.breaks import Break, CallView, Decoder
 from capture.breaks.diagnosis import diagnose
 from capture.breaks.lineage import predecessor
-from capture.journal.journal import Call, JournalReader
+from capture.journal.call import Call
+from capture.journal.journal import JournalReader
 from capture.record import Ids
 from capture.sequences.threads import Placement
 from train.rollouts.chat import answer_of, chat_of

@@ -9,8 +9,8 @@ from typing import Any
 
 from capture.breaks.breaks import Break, Decoder
 from capture.errors import CaptureError, RecordError
-from capture.journal.call import TokenIn
-from capture.journal.journal import Call, JournalReader
+from capture.journal.call import Call, TokenIn
+from capture.journal.journal import JournalReader
 from capture.record import Ids
 from capture.sequences.sequences import TRAINABLE_KINDS, Span, TokenSequence, Turn, merge
 from capture.sequences.threads import Placement, Threads

@@ -13,7 +13,7 @@ from typing import Any, Final
 import orjson
 
 from capture.engines import tool_grammar
-from capture.journal.journal import Call
+from capture.journal.call import Call
 
 #: Parameters and the values at which they change nothing. None of them may be unknown for sampling to be plain.
 _MUST_BE_KNOWN: Final[dict[str, tuple[float, ...]]] = {

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from capture.breaks.breaks import Break
-from capture.journal.journal import Call, JournalReader
+from capture.journal.call import Call
+from capture.journal.journal import JournalReader
 from capture.journal.layout import RolloutDir
 from train.errors import BadInput
 from train.rollouts.chat import Chat, chat_of

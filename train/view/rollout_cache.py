@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from capture.breaks.breaks import Decoder
-from capture.journal.journal import Call
+from capture.journal.call import Call
 from train.rollouts.chat import choices_of
 from train.rollouts.rollouts import Rollout
 from train.tokens.call_summary import CallSummary

@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from capture.journal.journal import Call
+from capture.journal.call import Call
 from sandbox.embedded_engine import EmbeddedEngine
 from tests.proxy.conftest import Bench, Started
 from tests.proxy.dialects.responses.client_cases import CASES, STEADY
