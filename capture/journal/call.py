@@ -202,10 +202,16 @@ class Call:
         return {name: _part(value) for name, value in fields.items()}
 
     @property
-    def number(self) -> int:
-        """The call's place in the order the calls began; the line's number where the writer did not say."""
+    def own_number(self) -> int | None:
+        """The call's place in the order the calls began, from 0, as its writer numbered it; None where it did not."""
         value = self.metadata.get("call")
-        return value if isinstance(value, int) else self.line
+        return value if type(value) is int and 0 <= value < 2**63 else None
+
+    @property
+    def number(self) -> int:
+        """`own_number`, or the line's number."""
+        number = self.own_number
+        return self.line if number is None else number
 
     @property
     def outcome(self) -> str:

@@ -11,16 +11,20 @@ import fcntl
 import mmap
 import os
 import re
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count, islice
 from pathlib import Path
 
 from capture.errors import FileFormatError, JournalClosed, JournalError
 from capture.journal.call import Call, Known
 
-#: The number of a call in a line's metadata, as it is written there; an agent's own JSON may hold a "call" too.
-_CALL = re.compile(rb'"call":(\d{1,9}),"request_id":"req-')
+#: The number of a call in a line's metadata, or a field of the agent's own JSON: the parsed line tells which.
+_NUMBER = re.compile(rb'"call": ?(\d{1,18})(?!\d)')
+#: Call numbers without a line that a problem names.
+_NAMED_HOLES = 5
 
 
 class JournalWriter:
@@ -43,14 +47,21 @@ class JournalWriter:
         self.next_call = 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
         except OSError as error:
             remedy = "give a folder that can be written"
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 remedy = "an open session holds one, a call two more: raise the limit (ulimit -n)"
             raise JournalError(f"cannot open the journal {path}: {error.strerror}; {remedy}") from error
+        opened = os.fstat(self._fd)
+        if not stat.S_ISREG(opened.st_mode):
+            os.close(self._fd)
+            raise JournalError(
+                f"cannot open the journal {path}: it is a pipe, a device or a link to one, which keeps no lines; "
+                "remove it, or write elsewhere"
+            )
         try:
-            self._file = _identity(os.fstat(self._fd))
+            self._file = _identity(opened)
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._begin_on_a_fresh_line(left)
         except BlockingIOError as error:
@@ -69,7 +80,7 @@ class JournalWriter:
             self.next_call = left[1]
         elif size:
             with mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) as written:
-                self.next_call = 1 + max((int(found[1]) for found in _CALL.finditer(written)), default=-1)
+                self.next_call = 1 + _highest_number(written)
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
             os.write(self._fd, b"\n")
 
@@ -120,6 +131,24 @@ class JournalWriter:
         self._fd = -1
 
 
+def _highest_number(written: mmap.mmap) -> int:
+    """The highest number of a call in a journal; -1 where there is none.
+
+    Agents' own JSON stands in the lines as they sent it, so a number counts only where the parsed line has it as its
+    own. The likeliest are looked at first: of a journal that nobody tampered with, one line is parsed.
+    """
+    candidates = sorted(((int(found[1]), found.start()) for found in _NUMBER.finditer(written)), reverse=True)
+    highest = -1
+    for number, at in candidates:
+        if number <= highest:
+            break
+        start, end = written.rfind(b"\n", 0, at) + 1, written.find(b"\n", at)
+        with suppress(FileFormatError):  # a torn line is no call, and has no number
+            own = Call(0, written[start : end if end >= 0 else len(written)]).own_number
+            highest = max(highest, -1 if own is None else own)
+    return highest
+
+
 def _identity(file: os.stat_result) -> tuple[int, int]:
     """What no other file has while this one is open, be it deleted or not."""
     return file.st_dev, file.st_ino
@@ -127,16 +156,36 @@ def _identity(file: os.stat_result) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A line of a journal that is no call: its 0-based number, and a sentence that says what is wrong."""
+    """What is wrong with a journal, as a sentence. `line` is the 0-based number of a line that is no call; None where
+    lines are missing.
+    """
 
-    line: int
+    line: int | None
     what: str
+
+
+def _holes(numbers: Sequence[int], unreadable: int) -> list[Problem]:
+    """A problem where numbers of calls are missing between others: their lines could not be written (a full disk).
+
+    `unreadable` lines may be those of as many of them. A journal with the same number twice was written by two proxies:
+    its numbers say nothing.
+    """
+    known = set(numbers)
+    missing = max(known, default=-1) + 1 - len(known)
+    if len(known) < len(numbers) or missing <= unreadable:
+        return []
+    first = [str(number) for number in islice((n for n in count() if n not in known), min(missing, _NAMED_HOLES))]
+    calls = f"{missing} calls ({', '.join(first)}{', ...' if missing > len(first) else ''}) have"
+    if missing == 1:
+        calls = f"call {first[0]} has"
+    return [Problem(None, f"{calls} no line: still running, or it could not be written (the proxy's log says why)")]
 
 
 class JournalReader:
     """Iterates the calls of a journal in file order, a line in memory at a time.
 
-    A line that is no JSON object is left out and stands in `problems` after the iteration: nothing is skipped silently.
+    A line that is no JSON object is left out and reported in `problems` after the iteration, and so are calls whose
+    line is missing between others: nothing is skipped silently.
     Raises `JournalError` when the file cannot be read.
     """
 
@@ -147,6 +196,7 @@ class JournalReader:
 
     def __iter__(self) -> Iterator[Call]:
         self.problems = []
+        numbers: list[int] = []
         offset = 0
         try:
             with self.path.open("rb", buffering=1 << 20) as file:
@@ -154,12 +204,15 @@ class JournalReader:
                     if not raw.isspace():
                         call = self._call(number, raw, offset)
                         if call is not None:
+                            if call.own_number is not None:
+                                numbers.append(call.own_number)
                             yield call
                     offset += len(raw)
                     if not raw.endswith(b"\n"):
                         break  # the end as it was when we came there; a writer may be going on behind it
         except OSError as error:
             raise JournalError(f"cannot read the journal {self.path}: {error.strerror}") from error
+        self.problems += _holes(numbers, len(self.problems))
 
     def at(self, line: int, offset: int) -> Call:
         """The call that begins `offset` bytes into the file, again. Raises `JournalError`, `FileFormatError`."""

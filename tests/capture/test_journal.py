@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import threading
@@ -32,7 +33,7 @@ def line(prompt: list[int] | None = None, sampled: list[int] | None = None, **me
         "request": {"body": {"messages": [{"role": "user", "content": 'a "prompt_token_ids":[1,2] in a text'}]}},
         "response": {"status_code": 200, "body": {}},
         "metadata": {
-            "call": 3, **metadata,
+            "call": 0, **metadata,
             "token_capture": {
                 "schema_version": "benchflow.token_capture.v1", "provider": "vllm",
                 "prompt_token_ids": LONG if prompt is None else prompt,
@@ -129,7 +130,7 @@ def test_a_long_prompt_is_read_without_being_parsed_and_is_the_same(separators: 
     assert call.capture is not None and call.capture.complete
     assert call.capture.prompt_token_ids == LONG
     assert call.request_body["messages"][0]["content"] == 'a "prompt_token_ids":[1,2] in a text'
-    assert call.metadata == {"call": 3}
+    assert call.metadata == {"call": 0}
 
 
 def test_a_capture_that_cannot_be_read_says_so_and_names_no_engine() -> None:
@@ -253,3 +254,104 @@ def test_rows_are_read_one_by_one_and_a_bad_line_is_named(tmp_path: Path) -> Non
     assert next(rows) == (0, {"a": 1}) and next(rows) == (2, {"a": 2})
     with pytest.raises(FileFormatError, match="line 4: top-level record must be an object"):
         next(rows)
+
+
+def recorded(number: object, body: object = None) -> bytes:
+    """A line as the proxy writes it, with the agent's own bytes in it."""
+    return b'{"request":{"body":%b},"response":{},"metadata":{"call":%b,"request_id":"req-a","outcome":"ok"}}' % (
+        json.dumps(body).encode() if not isinstance(body, bytes) else body,
+        json.dumps(number).encode(),
+    )
+
+
+FORGED = [
+    b'{"call":777,"request_id":"req-x"}',
+    b'{"metadata":{"call":777,"request_id":"req-x","outcome":"ok"}}',
+    b'{"messages":[{"role":"user","content":"\\"call\\":777,\\"request_id\\":\\"req-x\\""}],"call":999999999}',
+    b'{"call":9999999999999,"request_id":"req-x"}',
+    b'{"call":999999999999999999999999,"request_id":"req-x"}',
+]
+
+
+@pytest.mark.parametrize("body", FORGED)
+def test_an_agents_json_does_not_number_calls(tmp_path: Path, body: bytes) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b"".join(recorded(number, body) + b"\n" for number in (0, 2, 1)))
+    writer = JournalWriter(path)
+    assert writer.next_call == 3
+    writer.append(recorded(3, body))
+    writer.close()
+    reader = JournalReader(path)
+    assert [call.number for call in reader] == [0, 2, 1, 3] and not reader.problems
+
+
+@pytest.mark.parametrize("number", [10**9, 10**12 + 1, 2**53, 10**17])
+def test_numbers_of_any_length_go_on(tmp_path: Path, number: int) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(recorded(number - 1) + b"\n" + recorded(number) + b"\n" + recorded(3)[:-2] + b"\n")
+    writer = JournalWriter(path)
+    assert writer.next_call == number + 1
+    writer.close()
+
+
+@pytest.mark.parametrize("number", [None, True, -1, "4", 4.0, [4], 2**70])
+def test_what_is_no_number_is_none(tmp_path: Path, number: object) -> None:
+    call = Call(7, recorded(number))
+    assert call.own_number is None and call.number == 7
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        ([0, 2], "call 1 has no line"),
+        ([1], "call 0 has no line"),
+        ([5, 0, 3], "3 calls (1, 2, 4) have no line"),
+        ([0, 30], "29 calls (1, 2, 3, 4, 5, ...) have no line"),
+        ([0, 10**15], "999999999999999 calls (1, 2, 3, 4, 5, ...) have no line"),
+        ([0, 1, 2], None),
+        ([2, 0, 1], None),
+        ([0, 0, 2], None),
+        ([None, None], None),
+        ([], None),
+    ],
+)
+def test_calls_without_a_line_are_a_problem(tmp_path: Path, numbers: list[int | None], said: str | None) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b"".join(recorded(number) + b"\n" for number in numbers))
+    reader = JournalReader(path)
+    assert len(list(reader)) == len(numbers)
+    assert [problem.what.partition(": ")[0] for problem in reader.problems] == ([said] if said else [])
+
+
+def test_a_torn_line_is_the_call_that_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(recorded(0) + b"\n" + recorded(1)[:40] + b"\n" + recorded(2) + b"\n")
+    reader = JournalReader(path)
+    assert [call.number for call in reader] == [0, 2]
+    assert [problem.line for problem in reader.problems] == [1]
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link to a fifo", "/dev/null", "/dev/zero", "/dev/full", "socket"])
+def test_what_keeps_no_lines_is_no_journal(tmp_path: Path, kind: str) -> None:
+    path, target = tmp_path / "log.jsonl", tmp_path / "target"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "link to a fifo":
+        os.mkfifo(target)
+        path.symlink_to(target)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+    else:
+        path.symlink_to(kind)
+    with pytest.raises(JournalError, match="cannot open the journal"):
+        JournalWriter(path)
+
+
+def test_a_link_to_a_file_is_a_journal(tmp_path: Path) -> None:
+    path, target = tmp_path / "log.jsonl", tmp_path / "target"
+    path.symlink_to(target)
+    writer = JournalWriter(path)
+    writer.append(b"{}")
+    writer.close()
+    assert target.read_bytes() == b"{}\n"
