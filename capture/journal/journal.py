@@ -23,8 +23,8 @@ from capture.journal.call import Call, Known
 
 #: The number of a call in a line's metadata, or a field of the agent's own JSON: the parsed line tells which.
 _NUMBER = re.compile(rb'"call": ?(\d{1,18})(?!\d)')
-#: Call numbers without a line that a problem names.
-_NAMED_HOLES = 5
+#: Calls without a line that are named.
+_NAMED_GAPS = 5
 
 
 class JournalWriter:
@@ -156,42 +156,25 @@ def _identity(file: os.stat_result) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong with a journal, as a sentence. `line` is the 0-based number of a line that is no call; None where
-    lines are missing.
-    """
+    """A line of a journal that is no call: its 0-based number, and a sentence that says what is wrong."""
 
-    line: int | None
+    line: int
     what: str
-
-
-def _holes(numbers: Sequence[int], unreadable: int) -> list[Problem]:
-    """A problem where numbers of calls are missing between others: their lines could not be written (a full disk).
-
-    `unreadable` lines may be those of as many of them. A journal with the same number twice was written by two proxies:
-    its numbers say nothing.
-    """
-    known = set(numbers)
-    missing = max(known, default=-1) + 1 - len(known)
-    if len(known) < len(numbers) or missing <= unreadable:
-        return []
-    first = [str(number) for number in islice((n for n in count() if n not in known), min(missing, _NAMED_HOLES))]
-    calls = f"{missing} calls ({', '.join(first)}{', ...' if missing > len(first) else ''}) have"
-    if missing == 1:
-        calls = f"call {first[0]} has"
-    return [Problem(None, f"{calls} no line: still running, or it could not be written (the proxy's log says why)")]
 
 
 class JournalReader:
     """Iterates the calls of a journal in file order, a line in memory at a time.
 
-    A line that is no JSON object is left out and reported in `problems` after the iteration, and so are calls whose
-    line is missing between others: nothing is skipped silently.
+    After the iteration a line that is no JSON object, and so left out, is in `problems`; calls whose line is missing
+    between others are in `gaps`.
     Raises `JournalError` when the file cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.problems: list[Problem] = []
+        #: A sentence on calls that have no line, where their numbers are missing between others; else None.
+        self.gaps: str | None = None
         self._known = Known()
 
     def __iter__(self) -> Iterator[Call]:
@@ -212,7 +195,7 @@ class JournalReader:
                         break  # the end as it was when we came there; a writer may be going on behind it
         except OSError as error:
             raise JournalError(f"cannot read the journal {self.path}: {error.strerror}") from error
-        self.problems += _holes(numbers, len(self.problems))
+        self.gaps = _gaps(numbers, len(self.problems))
 
     def at(self, line: int, offset: int) -> Call:
         """The call that begins `offset` bytes into the file, again. Raises `JournalError`, `FileFormatError`."""
@@ -231,3 +214,20 @@ class JournalReader:
             what = "the last line was cut off while it was being written" if torn else str(error)
             self.problems.append(Problem(number, f"line {number + 1}: {what}; it is left out"))
             return None
+
+
+def _gaps(numbers: Sequence[int], unreadable: int) -> str | None:
+    """What is said where numbers of calls are missing between others: their lines could not be written (a full disk).
+
+    `unreadable` lines may be those of as many of them. A journal with the same number twice was written by two proxies:
+    its numbers say nothing.
+    """
+    known = set(numbers)
+    missing = max(known, default=-1) + 1 - len(known)
+    if len(known) < len(numbers) or missing <= unreadable:
+        return None
+    first = [str(number) for number in islice((n for n in count() if n not in known), min(missing, _NAMED_GAPS))]
+    calls = f"{missing} calls ({', '.join(first)}{', ...' if missing > len(first) else ''}) have"
+    if missing == 1:
+        calls = f"call {first[0]} has"
+    return f"{calls} no line: still running, or it could not be written (the proxy's log says why)"

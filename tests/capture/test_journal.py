@@ -33,7 +33,7 @@ def line(prompt: list[int] | None = None, sampled: list[int] | None = None, **me
         "request": {"body": {"messages": [{"role": "user", "content": 'a "prompt_token_ids":[1,2] in a text'}]}},
         "response": {"status_code": 200, "body": {}},
         "metadata": {
-            "call": 0, **metadata,
+            "call": 3, **metadata,
             "token_capture": {
                 "schema_version": "benchflow.token_capture.v1", "provider": "vllm",
                 "prompt_token_ids": LONG if prompt is None else prompt,
@@ -130,7 +130,7 @@ def test_a_long_prompt_is_read_without_being_parsed_and_is_the_same(separators: 
     assert call.capture is not None and call.capture.complete
     assert call.capture.prompt_token_ids == LONG
     assert call.request_body["messages"][0]["content"] == 'a "prompt_token_ids":[1,2] in a text'
-    assert call.metadata == {"call": 0}
+    assert call.metadata == {"call": 3}
 
 
 def test_a_capture_that_cannot_be_read_says_so_and_names_no_engine() -> None:
@@ -282,7 +282,7 @@ def test_an_agents_json_does_not_number_calls(tmp_path: Path, body: bytes) -> No
     writer.append(recorded(3, body))
     writer.close()
     reader = JournalReader(path)
-    assert [call.number for call in reader] == [0, 2, 1, 3] and not reader.problems
+    assert [call.number for call in reader] == [0, 2, 1, 3] and reader.gaps is None
 
 
 @pytest.mark.parametrize("number", [10**9, 10**12 + 1, 2**53, 10**17])
@@ -315,12 +315,12 @@ def test_what_is_no_number_is_none(tmp_path: Path, number: object) -> None:
         ([], None),
     ],
 )
-def test_calls_without_a_line_are_a_problem(tmp_path: Path, numbers: list[int | None], said: str | None) -> None:
+def test_calls_without_a_line_are_named(tmp_path: Path, numbers: list[int | None], said: str | None) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(b"".join(recorded(number) + b"\n" for number in numbers))
     reader = JournalReader(path)
     assert len(list(reader)) == len(numbers)
-    assert [problem.what.partition(": ")[0] for problem in reader.problems] == ([said] if said else [])
+    assert (None if reader.gaps is None else reader.gaps.partition(": ")[0]) == said
 
 
 def test_a_torn_line_is_the_call_that_is_missing(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_a_torn_line_is_the_call_that_is_missing(tmp_path: Path) -> None:
     path.write_bytes(recorded(0) + b"\n" + recorded(1)[:40] + b"\n" + recorded(2) + b"\n")
     reader = JournalReader(path)
     assert [call.number for call in reader] == [0, 2]
-    assert [problem.line for problem in reader.problems] == [1]
+    assert [problem.line for problem in reader.problems] == [1] and reader.gaps is None
 
 
 @pytest.mark.parametrize("kind", ["fifo", "link to a fifo", "/dev/null", "/dev/zero", "/dev/full", "socket"])

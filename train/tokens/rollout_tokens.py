@@ -154,9 +154,9 @@ def _calls(rollout: Rollout, problems: list[str]) -> Iterator[Call]:
         return
     reader = JournalReader(rollout.journal)
     yield from reader
-    for problem in reader.problems:
-        problems.append(problem.what)
-        rollout.warn(f"{rollout.journal}: {problem.what}")
+    for what in [*(problem.what for problem in reader.problems), *filter(None, [reader.gaps])]:
+        problems.append(what)
+        rollout.warn(f"{rollout.journal}: {what}")
 
 
 def _hear(call: Call, on_call: Callable[[Call], None] | None) -> CallSummary:

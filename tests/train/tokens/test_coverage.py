@@ -242,6 +242,15 @@ def test_in_benchflows_logs_a_retry_is_the_call_with_the_same_messages(tmp_path:
 # what is not whole
 
 
+@pytest.mark.parametrize(("lost", "named"), [([1], "call 1 has"), ([0], "call 0 has"), ([1, 2], "2 calls (1, 2) have")])
+def test_calls_that_were_lost_before_later_ones(tmp_path: Path, lost: list[int], named: str) -> None:
+    """A disk that was full for a while: their numbers are missing in the log."""
+    calls = [call for call in conversation(4, sampling=PLAIN) if call["metadata"]["call"] not in lost]
+    seen = tokens(tmp_path, calls)
+    assert seen.coverage["training_grade"] is False
+    assert str(seen.coverage["reason"]).startswith(f"its log is not whole: {named} no line")
+
+
 def test_a_torn_line_costs_the_grade_and_nothing_else(tmp_path: Path) -> None:
     whole = b"".join(json.dumps(one).encode() + b"\n" for one in conversation(2))
     text = line_of(tmp_path, [], journal=whole + whole[:200])
