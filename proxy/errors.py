@@ -8,6 +8,7 @@ ProxyError                    text is fit for the person who runs the proxy
     ├── UpstreamUnreachable   nothing was sent
     ├── UpstreamTimeout       it was sent; no answer, or no more of it, in time
     ├── UpstreamBroke         the connection ended, or what came is not HTTP
+    ├── UpstreamFault         an error inside an answer that began as a success
     └── NotBridged            nothing was sent: token-in is required, and cannot be done for this call
 
 Refusal                       an answer of our own to an agent: a status and a sentence
@@ -59,6 +60,16 @@ class UpstreamTimeout(UpstreamError):
 
 class UpstreamBroke(UpstreamError):
     """The connection ended in the middle, or what came is not HTTP."""
+
+
+class UpstreamFault(UpstreamError):
+    """The engine reported an error inside an answer that began as a success."""
+
+    def __init__(self, status: int, message: str, engine_error: dict[str, Any]) -> None:
+        """`engine_error` is the engine's own parsed error."""
+        super().__init__(message)
+        self.status = status
+        self.engine_error = engine_error
 
 
 class NotBridged(UpstreamError):

@@ -6,8 +6,9 @@ from collections.abc import Coroutine
 from typing import Any
 
 from proxy.admin.metrics import Metrics
-from proxy.calls.handlers import CHAT, COMPLETIONS, Relay, Translated
+from proxy.calls.handlers import CHAT, COMPLETIONS, CallRoute
 from proxy.calls.models import CountTokens, Models
+from proxy.calls.upstream_call import Route
 from proxy.dialects.registry import DIALECTS
 from proxy.errors import Refusal, error_body
 from proxy.http.client_request import ClientRequest
@@ -22,16 +23,17 @@ class Routes:
     """What a sandbox reaches: the model routes and what goes with them, and nothing else."""
 
     def __init__(self, sessions: Sessions, settings: Settings, metrics: Metrics) -> None:
+        chat = Route("openai-chat", CHAT, settings, metrics)
         calls: dict[str, Handler] = {
-            CHAT: Relay("openai-chat", CHAT, sessions, settings, metrics),
-            COMPLETIONS: Relay("openai-completions", COMPLETIONS, sessions, settings, metrics),
+            CHAT: CallRoute(chat, sessions),
+            COMPLETIONS: CallRoute(Route("openai-completions", COMPLETIONS, settings, metrics), sessions),
         }
         self._posts: dict[str, Handler] = {}
         self._below: dict[str, Handler] = {}
         for dialect in DIALECTS:
             for path in dialect.paths:
                 to = self._below if path.endswith("/") else calls
-                to[path] = Translated(dialect, sessions, settings, metrics)
+                to[path] = CallRoute(chat, sessions, dialect)
             if dialect.count_path:
                 self._posts[dialect.count_path] = CountTokens(dialect, sessions, settings)
         self._posts |= calls

@@ -1,21 +1,21 @@
-"""The model routes: whose call it is, its body, and then one exchange with the engine."""
+"""The model routes: whose call it is, its body, and then the call."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 
-from proxy.admin.metrics import Metrics
-from proxy.calls.exchange import Exchange
+from proxy.calls.call import Call
+from proxy.calls.dialect_translator import DialectTranslator
+from proxy.calls.facts import Facts
 from proxy.calls.request_body import Request
-from proxy.calls.translated_exchange import TranslatedExchange
+from proxy.calls.translator import PassThrough, Translator
 from proxy.calls.upstream_call import Route
 from proxy.dialects.base import Dialect
 from proxy.errors import FAILED, Refusal, error_body
 from proxy.http.client_request import AgentLeft, ClientRequest
 from proxy.http.headers import JSON_HEADERS
 from proxy.sessions.registry import Session, Sessions
-from proxy.settings import Settings
 
 log = logging.getLogger("proxy")
 
@@ -54,37 +54,31 @@ class Endpoint:
         raise NotImplementedError
 
 
-class Relay(Endpoint):
-    """The route of one wire (`openai-chat`, `openai-completions`): calls go on as the agent made them."""
+class CallRoute(Endpoint):
+    """A model route: of the engine itself (`wire`), or of a dialect that goes to the engine as chat completions."""
 
-    def __init__(self, wire: str, path: str, sessions: Sessions, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, route: Route, sessions: Sessions, dialect: Dialect | None = None) -> None:
         super().__init__(sessions)
-        self.route = Route(wire, path, settings, metrics)
+        self.route = route
+        self.dialect = dialect
 
     async def answer(self, agent: ClientRequest, session: Session) -> None:
         raw = await agent.body(self.route.settings.max_body_mb << 20)
-        number = session.begins(agent.task)
+        dialect = self.dialect and self.dialect.for_call(agent.path, agent.query)
+        number = session.start_call(agent.task)
         self.route.metrics.running += 1
         try:
-            await self.exchange(session, number, agent, Request.of(raw, session)).run()
+            facts = Facts(number, self.route.wire, agent.path, session.policy_version)
+            translator: Translator
+            if dialect is None:
+                translator = PassThrough(facts.capture_fails)
+            else:
+                facts.dialect, facts.call_type = dialect.wire, dialect.call_type
+                translator = DialectTranslator(dialect, session.earlier)
+            await Call(self.route, session, agent, Request.of(raw, session.options), facts, translator).run()
         finally:
             self.route.metrics.running -= 1
-            session.ends(agent.task)
-
-    def exchange(self, session: Session, number: int, agent: ClientRequest, request: Request) -> Exchange:
-        return Exchange(self.route, session, number, agent, request)
-
-
-class Translated(Relay):
-    """The route of a dialect that the engine hears as chat completions."""
-
-    def __init__(self, dialect: Dialect, sessions: Sessions, settings: Settings, metrics: Metrics) -> None:
-        super().__init__("openai-chat", CHAT, sessions, settings, metrics)
-        self.dialect: Dialect = dialect
-
-    def exchange(self, session: Session, number: int, agent: ClientRequest, request: Request) -> Exchange:
-        dialect = self.dialect.for_call(agent.path, agent.query)
-        return TranslatedExchange(dialect, self.route, session, number, agent, request)
+            session.finish_call(agent.task)
 
 
 def refuse(agent: ClientRequest, session: Session | None, refusal: Refusal, dialect: Dialect | None = None) -> None:

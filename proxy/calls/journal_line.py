@@ -1,10 +1,7 @@
-"""What is known of a call when it is over, and the journal line that says it."""
+"""A call's line in the journal."""
 
 from __future__ import annotations
 
-import secrets
-import time
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -12,14 +9,13 @@ from typing import Any
 import orjson
 
 from capture.engines.reader import Reader
-from capture.engines.wires import COMPLETIONS
 from capture.journal.redact import redact, redact_text, secrets_seen
-from capture.record import FIELDS, TokenCapture, Unavailable
-from capture.unavailable import why
+from capture.record import TokenCapture
+from proxy.calls.facts import Facts
 from proxy.calls.request_body import Request
+from proxy.calls.translator import Translated
 from proxy.http.headers import Headers
 from proxy.sessions.registry import Session
-from proxy.upstream.replicas import Replica
 
 #: orjson writes 254 levels and reads 1024; nothing that is stored is nested deeper than this.
 DEEPEST = 200
@@ -31,95 +27,6 @@ KEPT_HEADERS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class In:
-    """The same call in a dialect: the dialect's answer, the engine's as chat, and what was left out of the request.
-
-    `sent`: whether the request could be translated at all.
-    """
-
-    body: Any
-    chat: dict[str, Any] | None
-    dropped: list[str]
-    sent: bool
-
-
-@dataclass(slots=True)
-class Facts:
-    """Filled in as a call goes its way. `began_at`, `ended_at` are Unix times, `started` is of `time.perf_counter`."""
-
-    number: int
-    wire: str
-    path: str
-    policy_version: str | None
-    dialect: str = ""
-    call_type: str = "chat_completion"
-    outcome: str = "ok"
-    status: int = 0
-    retry_of: int | None = None
-    engine: str | None = None
-    engine_version: str | None = None
-    replica: str | None = None
-    engine_defaults: dict[str, Any] | None = None
-    refused: str | None = None
-    failure: str | None = None
-    capture_failed: str | None = None
-    error_body: Any = None
-    token_in: dict[str, Any] | None = None
-    policy_version_end: str | None = None
-    request_id: str = field(default_factory=lambda: "req-" + secrets.token_hex(8))
-    began_at: float = field(default_factory=time.time)
-    ended_at: float = 0.0
-    started: float = field(default_factory=time.perf_counter)
-    ttft_ms: float | None = None
-    duration_ms: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.dialect = self.dialect or self.wire
-        if self.wire == COMPLETIONS:
-            self.call_type = "text_completion"
-
-    def sent_to(self, replica: Replica) -> None:
-        self.engine = replica.engine.name if replica.engine else None
-        self.engine_version = replica.version
-        self.replica = replica.label
-        self.engine_defaults = replica.sampling_defaults
-
-    def first_byte(self) -> None:
-        if self.ttft_ms is None:
-            self.ttft_ms = round((time.perf_counter() - self.started) * 1000, 3)
-
-    def over(self, policy_version: str | None) -> None:
-        self.ended_at = time.time()
-        self.duration_ms = round((time.perf_counter() - self.started) * 1000, 3)
-        if policy_version != self.policy_version:
-            self.policy_version_end = policy_version
-
-    def capture(self, reader: Reader | None, wanted: bool, readable: bool) -> TokenCapture | None:
-        """The call's token capture; None when capture is off."""
-        if not wanted:
-            return None
-        if self.capture_failed is not None:
-            return _nothing(self, why("capture_failed", fault=self.capture_failed))
-        if self.refused is not None:
-            return _nothing(self, why("server_refused_capture_fields", told=self.refused))
-        if reader is None or not readable:
-            detail = self.failure or "the request was no JSON object, so nothing could be asked for"
-            return _nothing(self, Unavailable("request_failed", "upstream_http_error", detail))
-        return reader.capture(self.outcome, status=self.status, failure=self.failure)
-
-
-def _nothing(facts: Facts, why: Unavailable) -> TokenCapture:
-    return TokenCapture.of(
-        wire=facts.wire,
-        provider=facts.engine,
-        requested={"logprobs": False, "top_logprobs": None, "token_ids": False},
-        prompt_token_ids=None,
-        completions=[],
-        unavailable=dict.fromkeys(FIELDS, why),
-    )
-
-
 def journal_line(
     facts: Facts,
     request: Request,
@@ -127,17 +34,17 @@ def journal_line(
     session: Session,
     reader: Reader | None,
     capture: TokenCapture | None,
-    said: In | None = None,
+    translated: Translated | None = None,
 ) -> bytes:
     """One line, without its newline. The prompt's ids are spliced in as they came, never parsed.
 
-    `said` for a call that went to the engine as chat but was made, and answered, in another dialect.
+    `translated` for a call that went to the engine as chat but was made, and answered, in another dialect.
     """
     kept = {name.decode(): value.decode("latin-1") for name, value in headers if name in KEPT_HEADERS}
     if facts.outcome == "error" or reader is None:
         answered = facts.error_body
     else:
-        answered = reader.assembled() if said is None else said.body
+        answered = reader.assembled() if translated is None else translated.body
     if facts.failure is not None and facts.outcome == "truncated" and isinstance(answered, dict):
         answered = {**answered, "error": {"message": facts.failure, "type": "truncated"}}
     stored, answered = _stored(request), _cleaned(answered)
@@ -146,7 +53,7 @@ def journal_line(
         "session_name": session.name,
         "call": facts.number,
         "request_id": facts.request_id,
-        "call_purpose": session.purposes.of(request.body if said is None else request.upstream, kept),
+        "call_purpose": session.purposes.of(request.body if translated is None else request.upstream, kept),
         "call_type": facts.call_type,
         "dialect": facts.dialect,
         "engine": facts.engine,
@@ -165,15 +72,17 @@ def journal_line(
         "policy_version_end": facts.policy_version_end,
         "outcome": facts.outcome,
         "retry_of": facts.retry_of,
-        "dropped_fields": [] if said is None else said.dropped,
+        "dropped_fields": [] if translated is None else translated.dropped,
         # A translated answer may repeat its request; what is new of it stands in the chat answer too.
-        "secrets_seen": secrets_seen(request.body, answered if said is None or said.chat is None else said.chat),
+        "secrets_seen": secrets_seen(
+            request.body, answered if translated is None or translated.chat is None else translated.chat
+        ),
     }
     if not request.is_object:
         metadata["unreadable_body"] = redact_text(request.raw[:2000].decode("utf-8", "replace"))
-    if said is not None and said.sent:
+    if translated is not None and translated.sent:
         metadata["chat_request"] = _cleaned(request.upstream)
-        metadata["chat_response"] = _cleaned(said.chat)
+        metadata["chat_response"] = _cleaned(translated.chat)
     if facts.token_in is not None:
         metadata["token_in"] = facts.token_in
     if capture is not None:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import orjson
 
-from proxy.calls.exchange import REDIRECTED
+from proxy.calls.call import REDIRECTED
 from proxy.calls.handlers import Endpoint
 from proxy.calls.request_body import Request
 from proxy.dialects.base import Dialect
@@ -49,10 +49,10 @@ class CountTokens(Endpoint):
         self.settings = settings
 
     async def answer(self, agent: ClientRequest, session: Session) -> None:
-        request = Request.of(await agent.body(self.settings.max_body_mb << 20), session)
+        request = Request.of(await agent.body(self.settings.max_body_mb << 20), session.options)
         if not request.is_object:
             raise Refusal(400, "the request's body is no JSON object")
-        request = request.sent_as(self.dialect.count(request.body, session.earlier), session)
+        request = request.sent_as(self.dialect.count(request.body, session.earlier), session.options)
         count = await self._count(_up(session), request)
         agent.answer(200, JSON_HEADERS, orjson.dumps({"input_tokens": count}))
 

@@ -12,7 +12,7 @@ import orjson
 
 from proxy.errors import Refusal
 from proxy.sampling import SAMPLING
-from proxy.sessions.registry import Session
+from proxy.settings import SessionOptions
 
 _decode = msgspec.json.Decoder().decode
 
@@ -35,27 +35,22 @@ class Request:
     raw_goes: bool = True
 
     @classmethod
-    def of(cls, raw: bytes, session: Session) -> Request:
+    def of(cls, raw: bytes, options: SessionOptions) -> Request:
         parsed, strict = parse(raw)
         if not isinstance(parsed, dict):
             # Not for us to judge: the engine gets it as it is, and its own error goes back.
             return cls(raw, {}, {}, False, False, False)
-        upstream = _with_defaults(parsed, session)
+        upstream = _with_defaults(parsed, options)
         one_line = strict and b"\n" not in raw and b"\r" not in raw
         return cls(raw, parsed, upstream, True, one_line, not strict)
 
-    def sent_as(self, chat: dict[str, Any], session: Session) -> Request:
+    def sent_as(self, chat: dict[str, Any], options: SessionOptions) -> Request:
         """The same request, sent on as `chat` instead of as it came."""
-        return replace(self, upstream=_with_defaults(chat, session), raw_goes=False)
+        return replace(self, upstream=_with_defaults(chat, options), raw_goes=False)
 
     @property
     def streams(self) -> bool:
         return self.upstream.get("stream") is True
-
-    @property
-    def include_usage(self) -> bool:
-        options = self.body.get("stream_options")
-        return isinstance(options, dict) and options.get("include_usage") is True
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -77,12 +72,12 @@ class Request:
             return self.raw
 
 
-def _with_defaults(body: dict[str, Any], session: Session) -> dict[str, Any]:
+def _with_defaults(body: dict[str, Any], options: SessionOptions) -> dict[str, Any]:
     """`body` with the session's model, and its sampling parameters where the agent set none."""
     upstream = dict(body)
-    if session.options.model is not None:
-        upstream["model"] = session.options.model
-    for name, value in session.options.sampling.items():
+    if options.model is not None:
+        upstream["model"] = options.model
+    for name, value in options.sampling.items():
         if upstream.get(name) is None:
             upstream[name] = value
     return upstream

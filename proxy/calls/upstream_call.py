@@ -11,12 +11,12 @@ from capture.engines.reader import Reader
 from capture.engines.request import CaptureOptions, UpstreamRequest
 from capture.record import TokenCapture
 from proxy.admin.metrics import Metrics
-from proxy.calls.journal_line import Facts
+from proxy.calls.facts import Facts
 from proxy.calls.reply_bytes import loads, refusal_text
 from proxy.calls.request_body import Request
 from proxy.errors import UpstreamError, UpstreamUnreachable
 from proxy.http.client_request import ClientRequest
-from proxy.sessions.registry import Session
+from proxy.sessions.session import Session
 from proxy.settings import Settings
 from proxy.token_in.planner import Plan, TokenIn
 from proxy.upstream.client import Response
@@ -46,15 +46,14 @@ class Route:
 
 
 class UpstreamCall:
-    """The half of a call that is about the engine: what it was asked, and what reads its answer."""
+    """The engine's side of a call: which replica was asked, for what, and what reads its answer."""
 
-    def __init__(self, route: Route, session: Session, number: int, agent: ClientRequest, request: Request) -> None:
+    def __init__(self, route: Route, session: Session, agent: ClientRequest, facts: Facts) -> None:
         self.route = route
         self.session = session
         self.agent = agent
-        self.request = request
-        self.facts = Facts(number=number, wire=route.wire, path=route.path, policy_version=session.policy_version)
-        self.facts.retry_of = session.retries.of(request.raw, request.body, agent.header(REQUEST_ID))
+        self.facts = facts
+        #: What reads the answer; None before the request is sent.
         self.reader: Reader | None = None
         self.ask: UpstreamRequest | None = None
         #: Where this call went. The session's may be another by now: its calls overlap, and one may find it down.
@@ -63,8 +62,8 @@ class UpstreamCall:
         self.plan = Plan()
         self._made: tuple[Engine, CaptureOptions, UpstreamRequest] | None = None
 
-    async def _send(self) -> Response:
-        """The head of the answer of the first replica that can be reached."""
+    async def send(self, request: Request) -> Response:
+        """The head of the answer of the first replica that can be reached. Raises `UpstreamError`."""
         tried: set[Replica] = set()
         while True:
             replica = self.session.route(tried)
@@ -74,12 +73,12 @@ class UpstreamCall:
             try:
                 self.engine = await replica.identify()
                 self.facts.sent_to(replica)
-                return await self._ask(replica, self.engine)
+                return await self._ask(replica, self.engine, request)
             except UpstreamUnreachable:
                 self.session.replicas.failed(replica)
                 tried.add(replica)
 
-    async def _ask(self, replica: Replica, engine: Engine) -> Response:
+    async def _ask(self, replica: Replica, engine: Engine, request: Request) -> Response:
         """Sends the request with what we ask for besides; where the engine says no, once more as the agent sent it.
 
         So an agent's own mistake gets the engine's own words, and a refusal of our fields costs the record, not the
@@ -87,38 +86,40 @@ class UpstreamCall:
         """
         wants = self._wants(replica)
         if self.session.token_in is None:
-            response = await self._post(replica, engine, wants)
+            response = await self._post(replica, engine, request, wants)
         else:
-            response = await self._bridged(replica, engine, wants, self.session.token_in)
+            response = await self._bridged(replica, engine, request, wants, self.session.token_in)
         while response.status in (400, 422) and self.ask is not None and self.ask.injected:
-            said = await _said(replica, response)
-            in_stream = self.request.streams and not self.ask.unstreamed
-            if in_stream and engine.refused(self.ask, response.status, loads(said)):
+            refusal = await _read_refusal(replica, response)
+            in_stream = request.streams and not self.ask.unstreamed
+            if in_stream and engine.refused(self.ask, response.status, loads(refusal)):
                 wants = wants._replace(buffered=True)
             else:
                 wants = self._wants(replica)._replace(capture=False)
-            response = await self._post(replica, engine, wants)
+            response = await self._post(replica, engine, request, wants)
             if response.status == 200 and wants.capture:
                 replica.buffered.add(self.route.wire)
             elif response.status == 200:
-                self.facts.refused = refusal_text(said)
+                self.facts.refused = refusal_text(refusal)
                 log.warning(
                     "session %s: asked for tokens, the engine refused: %s", self.session.name, self.facts.refused
                 )
         return response
 
-    async def _bridged(self, replica: Replica, engine: Engine, wants: CaptureOptions, token_in: TokenIn) -> Response:
+    async def _bridged(
+        self, replica: Replica, engine: Engine, request: Request, wants: CaptureOptions, token_in: TokenIn
+    ) -> Response:
         """Sends the request, its prompt as ids where it goes on from a call that is held (token-in); where the engine
         refuses those, once more without. Raises `NotBridged` where token-in is required and cannot be done.
         """
-        body = {} if self.request.lenient else self.request.upstream
+        body = {} if request.lenient else request.upstream
         self.plan = await token_in.plan(replica, engine, self.route.wire, body)
         token_in.require(self.plan)
-        response = await self._post(replica, engine, wants)
+        response = await self._post(replica, engine, request, wants)
         if self.plan.prompt is not None and response.status in (400, 413, 422, 500):
-            self.plan.drop("engine_refused", refusal_text(await _said(replica, response)))
+            self.plan.drop("engine_refused", refusal_text(await _read_refusal(replica, response)))
             token_in.require(self.plan)
-            response = await self._post(replica, engine, wants)
+            response = await self._post(replica, engine, request, wants)
         return response
 
     def _wants(self, replica: Replica) -> CaptureOptions:
@@ -128,36 +129,36 @@ class UpstreamCall:
             buffered=self.route.settings.buffered or self.route.wire in replica.buffered,
         )
 
-    async def _will_be_unstreamed(self) -> bool:
-        """Whether an agent that streams will wait for the whole answer, and needs comments to stay on the line."""
-        replica = self.session.route() if self.request.streams else None
+    async def will_be_unstreamed(self, request: Request) -> bool:
+        """Whether an agent that streams will wait for the whole answer, and needs pings to stay on the line."""
+        replica = self.session.route() if request.streams else None
         if replica is None:
             return False
         try:
             engine = await replica.identify()
         except UpstreamError:
             return False  # sending finds another replica, or says what is wrong
-        return self._asks(engine, self._wants(replica)).unstreamed
+        return self._asks(engine, request, self._wants(replica)).unstreamed
 
-    def _asks(self, engine: Engine, wants: CaptureOptions) -> UpstreamRequest:
+    def _asks(self, engine: Engine, request: Request, wants: CaptureOptions) -> UpstreamRequest:
         """What to ask of an engine, made once where it is asked about before it is sent."""
         made = self._made
         if made is None or made[0] is not engine or made[1] != wants:
-            made = self._made = engine, wants, engine.ask(self.route.wire, self.request.upstream, wants)
+            made = self._made = engine, wants, engine.ask(self.route.wire, request.upstream, wants)
         return made[2]
 
-    async def _post(self, replica: Replica, engine: Engine, wants: CaptureOptions) -> Response:
+    async def _post(self, replica: Replica, engine: Engine, request: Request, wants: CaptureOptions) -> Response:
         try:
-            self.ask, self._made = self._asks(engine, wants), None  # its body may be changed from here on
-            self.reader = Reader(engine, self.route.wire, self.request.upstream, self.ask)
+            self.ask, self._made = self._asks(engine, request, wants), None  # its body may be changed from here on
+            self.reader = Reader(engine, self.route.wire, request.upstream, self.ask)
             self.reader.prompt_before = self.session.prompt
         except Exception as error:
-            self._capture_failed(error)
-            self.ask = UpstreamRequest(dict(self.request.upstream))
-            self.reader = Reader(Engine(), self.route.wire, self.request.upstream, self.ask)
+            self.facts.capture_fails(error)
+            self.ask = UpstreamRequest(dict(request.upstream))
+            self.reader = Reader(Engine(), self.route.wire, request.upstream, self.ask)
         if self.plan.prompt is not None and wants.capture:
             engine.set_prompt_ids(self.ask.body, self.plan.prompt)
-        body = self.request.dump(self.ask.body)
+        body = request.dump(self.ask.body)
         headers = [
             *self.agent.upstream_headers(),
             (b"accept-encoding", b"identity"),
@@ -166,25 +167,54 @@ class UpstreamCall:
         self.route.metrics.added.observe(time.perf_counter() - self.facts.started)
         return await replica.client.send("POST", self.route.path, replica.auth(headers, body), body)
 
-    def _captured(self) -> TokenCapture | None:
+    @property
+    def flat_errors(self) -> bool:
+        return self.engine is not None and self.engine.flat_errors
+
+    @property
+    def started(self) -> bool:
+        """Whether something of an answer has come."""
+        return self.reader is not None and self.reader.started
+
+    def doubt(self) -> None:
+        """The engine broke off: what comes back at its address may be another."""
+        if self.replica is not None:
+            self.replica.doubted = True
+
+    def scrub(self, data: bytes) -> bytes:
+        """`data` without the engine's key and address."""
+        return data if self.replica is None else self.replica.scrub(data)
+
+    async def ask_follow_ups(self) -> None:
+        """Asks the engine for what its answer does not say and its other routes do."""
+        if self.engine is None or self.reader is None or self.replica is None or not self.session.options.capture:
+            return
+        try:
+            await self.replica.answer_follow_ups(self.engine, self.reader)
+        except Exception as error:
+            self.facts.capture_fails(error)
+
+    def capture(self, request: Request) -> TokenCapture | None:
         """The call's token capture, once it is over; token-in holds the call for those that go on from it."""
         facts, token_in = self.facts, self.session.token_in
-        capture = facts.capture(self.reader, self.session.options.capture, self.request.is_object)
+        capture = facts.capture(self.reader, self.session.options.capture, request.is_object)
         if capture is not None and capture.prompt_token_ids is not None:
             self.session.prompt = capture.prompt_token_ids
         if token_in is not None and facts.token_in is None:
             facts.token_in = token_in.over(
-                self.plan, facts.number, self.engine, self.request.upstream, facts.outcome, capture, self.reader
+                self.plan, facts.number, self.engine, request.upstream, facts.outcome, capture, self.reader
             )
         return capture
 
-    def _learn(self, capture: TokenCapture | None) -> None:
+    def learn(self, capture: TokenCapture | None) -> None:
         """An engine that loses ids or logprobs in its streams is called unstreamed from the next call on.
 
         Where that loses them too (an engine that knows no ids at all), agents get their streams back.
         """
-        replica, ask, wire = self.replica, self.ask, self.route.wire
-        if replica is None or ask is None or capture is None or not self.request.streams or self.facts.outcome != "ok":
+        replica, ask, reader, wire = self.replica, self.ask, self.reader, self.route.wire
+        if replica is None or ask is None or reader is None or capture is None or self.facts.outcome != "ok":
+            return
+        if reader.request.get("stream") is not True:
             return
         lost = next((why.code for why in capture.unavailable.values() if why.code in LOST_IN_STREAMS), None)
         if lost and not ask.unstreamed and wire not in replica.streams_anyway:
@@ -199,14 +229,8 @@ class UpstreamCall:
             replica.streams_anyway.add(wire)
             log.warning("%s: unstreamed calls are incomplete too (%s); streams are streams again", replica.label, lost)
 
-    def _capture_failed(self, error: Exception) -> None:
-        """A fault of ours in reading an answer costs the record, not the call."""
-        if self.facts.capture_failed is None:
-            log.exception("session %s, call %d: the answer could not be read", self.session.name, self.facts.number)
-        self.facts.capture_failed = f"{type(error).__name__}: {error}"
 
-
-async def _said(replica: Replica, response: Response) -> bytes:
+async def _read_refusal(replica: Replica, response: Response) -> bytes:
     """A refusal that does not go on to the agent; its connection is free again, also where the agent leaves now."""
     try:
         return replica.scrub(await response.read())

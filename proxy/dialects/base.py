@@ -1,6 +1,6 @@
 """A dialect: an API that agents speak besides chat completions, translated to chat completions and back.
 
-Pure: no sockets, no files, no clock. The exchange (`proxy/calls/translated_exchange.py`) sends, records and writes.
+Pure: no sockets, no files, no clock. `proxy/calls/` sends, records and writes.
 """
 
 from __future__ import annotations

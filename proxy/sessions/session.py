@@ -92,7 +92,7 @@ class Session:
         self._idle.set()
         self._writing = asyncio.Lock()
 
-    def begins(self, call: asyncio.Task[Any]) -> int:
+    def start_call(self, call: asyncio.Task[Any]) -> int:
         """Counts a call as in flight; gives its number, in the order calls began. A closed session refuses."""
         if self.closed and self.by_address:  # while the request's body came in
             raise Refusal(503, "this session has just ended; the call, made again, opens it again")
@@ -104,7 +104,7 @@ class Session:
         self._idle.clear()
         return number
 
-    def ends(self, call: asyncio.Task[Any]) -> None:
+    def finish_call(self, call: asyncio.Task[Any]) -> None:
         self._in_flight.discard(call)
         self.touch()
         if not self._in_flight:

@@ -156,7 +156,7 @@ async def test_a_request_that_is_read_while_its_session_ends_is_asked_for_again(
         task = asyncio.current_task()
         assert task is not None
         with pytest.raises(Refusal, match="made again") as refused:
-            session.begins(task)
+            session.start_call(task)
         assert refused.value.status == 503, "clients repeat it by themselves"
 
 

@@ -1,0 +1,99 @@
+"""What is known of a call, filled in as it goes its way."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from capture.engines.reader import Reader
+from capture.engines.wires import COMPLETIONS
+from capture.record import FIELDS, TokenCapture, Unavailable
+from capture.unavailable import why
+from proxy.upstream.replicas import Replica
+
+log = logging.getLogger("proxy")
+
+
+@dataclass(slots=True)
+class Facts:
+    """`began_at` and `ended_at` are Unix times, `started` is of `time.perf_counter`."""
+
+    number: int
+    wire: str
+    path: str
+    policy_version: str | None
+    dialect: str = ""
+    call_type: str = "chat_completion"
+    outcome: str = "ok"
+    status: int = 0
+    retry_of: int | None = None
+    engine: str | None = None
+    engine_version: str | None = None
+    replica: str | None = None
+    engine_defaults: dict[str, Any] | None = None
+    refused: str | None = None
+    failure: str | None = None
+    capture_failed: str | None = None
+    error_body: Any = None
+    token_in: dict[str, Any] | None = None
+    policy_version_end: str | None = None
+    request_id: str = field(default_factory=lambda: "req-" + secrets.token_hex(8))
+    began_at: float = field(default_factory=time.time)
+    ended_at: float = 0.0
+    started: float = field(default_factory=time.perf_counter)
+    ttft_ms: float | None = None
+    duration_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.dialect = self.dialect or self.wire
+        if self.wire == COMPLETIONS:
+            self.call_type = "text_completion"
+
+    def sent_to(self, replica: Replica) -> None:
+        self.engine = replica.engine.name if replica.engine else None
+        self.engine_version = replica.version
+        self.replica = replica.label
+        self.engine_defaults = replica.sampling_defaults
+
+    def first_byte(self) -> None:
+        if self.ttft_ms is None:
+            self.ttft_ms = round((time.perf_counter() - self.started) * 1000, 3)
+
+    def capture_fails(self, error: Exception) -> None:
+        """A fault of ours in reading an answer costs the record, not the call."""
+        if self.capture_failed is None:
+            log.exception("call %d: the answer could not be read", self.number)
+        self.capture_failed = f"{type(error).__name__}: {error}"
+
+    def finish(self, policy_version: str | None) -> None:
+        self.ended_at = time.time()
+        self.duration_ms = round((time.perf_counter() - self.started) * 1000, 3)
+        if policy_version != self.policy_version:
+            self.policy_version_end = policy_version
+
+    def capture(self, reader: Reader | None, wanted: bool, readable: bool) -> TokenCapture | None:
+        """The call's token capture; None when capture is off."""
+        if not wanted:
+            return None
+        if self.capture_failed is not None:
+            return _nothing(self, why("capture_failed", fault=self.capture_failed))
+        if self.refused is not None:
+            return _nothing(self, why("server_refused_capture_fields", told=self.refused))
+        if reader is None or not readable:
+            detail = self.failure or "the request was no JSON object, so nothing could be asked for"
+            return _nothing(self, Unavailable("request_failed", "upstream_http_error", detail))
+        return reader.capture(self.outcome, status=self.status, failure=self.failure)
+
+
+def _nothing(facts: Facts, why: Unavailable) -> TokenCapture:
+    return TokenCapture.of(
+        wire=facts.wire,
+        provider=facts.engine,
+        requested={"logprobs": False, "top_logprobs": None, "token_ids": False},
+        prompt_token_ids=None,
+        completions=[],
+        unavailable=dict.fromkeys(FIELDS, why),
+    )

@@ -1,0 +1,145 @@
+"""What a call's request and reply become on their way: nothing else for chat completions, a dialect for others."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from capture.assemble import stream_of
+from capture.engines.reader import Reader
+from capture.sse import Event
+from proxy.calls.reply_bytes import KEEP_ALIVE, loads, sse
+from proxy.calls.reply_writer import WholeReply
+from proxy.calls.request_body import Request
+from proxy.errors import Refusal, error_body
+from proxy.http.headers import JSON_HEADERS, Headers
+from proxy.settings import SessionOptions
+
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """A call in a dialect, for its record: the agent's body of the answer, and the engine's as chat.
+
+    `sent`: whether the request could be translated at all.
+    """
+
+    body: Any
+    chat: dict[str, Any] | None
+    dropped: list[str]
+    sent: bool
+
+
+class Translator(ABC):
+    """One call's. It is used once, in the order of its methods; bytes are whole events."""
+
+    #: Whether a stream's head goes out with the engine's, or waits for the first event: an error may have a status yet.
+    starts_at_once: bool = True
+    #: Whether a stream that breaks off at the engine breaks off for the agent; else it ends with an error event.
+    cuts: bool = True
+
+    def request(self, request: Request, options: SessionOptions) -> Request:
+        """The request as it goes to the engine. Raises `Refusal`."""
+        return request
+
+    @abstractmethod
+    def event(self, reader: Reader, event: Event) -> bytes:
+        """The events for one of the engine's that has data."""
+
+    @abstractmethod
+    def comment(self, event: Event) -> bytes:
+        """What the agent gets for one that has none."""
+
+    @abstractmethod
+    def done(self, reader: Reader, event: Event) -> bytes:
+        """What the agent gets for the engine's [DONE]."""
+
+    @abstractmethod
+    def finish(self, reader: Reader) -> bytes:
+        """The events that end a stream. May raise `UpstreamError`."""
+
+    @abstractmethod
+    def whole(self, reader: Reader, data: bytes, headers: Headers, *, streams: bool) -> WholeReply | bytes:
+        """The reply for an answer that the engine did not stream: events where the agent `streams`.
+
+        `headers` are those of the engine that may go on. May raise `UpstreamError`.
+        """
+
+    @abstractmethod
+    def engine_error(self, status: int, data: bytes, headers: Headers) -> WholeReply:
+        """The reply for an answer of the engine's that is an error."""
+
+    @abstractmethod
+    def error(self, refusal: Refusal, engine_error: Any = None, *, flat: bool = False) -> WholeReply:
+        """The reply for an error of ours, or for one (`engine_error`) that stood inside an answer.
+
+        `flat`: whether the engine's own errors are (see `error_object`).
+        """
+
+    @abstractmethod
+    def ping(self) -> bytes:
+        """What keeps a quiet stream open."""
+
+    def translated(self, reader: Reader | None, outcome: str) -> Translated | None:
+        """For the record, when the call is over; None where there was nothing to translate."""
+        return None
+
+
+class PassThrough(Translator):
+    """Chat completions and completions: the engine's bytes, less what exists only because we asked for it."""
+
+    def __init__(self, on_fault: Callable[[Exception], None]) -> None:
+        """`on_fault` is told what went wrong in reading an answer, which then goes on as it came."""
+        self._on_fault = on_fault
+
+    def event(self, reader: Reader, event: Event) -> bytes:
+        data = event.data
+        assert data is not None
+        try:
+            given = reader.event(data)
+        except Exception as error:
+            self._on_fault(error)
+            return event.raw
+        if given is data:
+            return event.raw
+        if given is None:
+            return b""
+        name = b"event: " + event.event + b"\n" if event.event else b""
+        return name + sse(given)
+
+    def comment(self, event: Event) -> bytes:
+        return event.raw
+
+    def done(self, reader: Reader, event: Event) -> bytes:
+        return sse(reader.rest()) + event.raw
+
+    def finish(self, reader: Reader) -> bytes:
+        return sse(reader.rest())
+
+    def whole(self, reader: Reader, data: bytes, headers: Headers, *, streams: bool) -> WholeReply | bytes:
+        try:
+            given = reader.body(data)
+        except Exception as error:
+            self._on_fault(error)
+            given = data
+        body = loads(given) if streams and reader.upstream.unstreamed else None
+        if not isinstance(body, dict):
+            return WholeReply(200, headers, given)
+        options = reader.request.get("stream_options")
+        usage = isinstance(options, dict) and options.get("include_usage") is True
+        events = [b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in stream_of(body, include_usage=usage)]
+        return b"".join((*events, DONE))
+
+    def engine_error(self, status: int, data: bytes, headers: Headers) -> WholeReply:
+        return WholeReply(status, headers, data)
+
+    def error(self, refusal: Refusal, engine_error: Any = None, *, flat: bool = False) -> WholeReply:
+        return WholeReply(refusal.status, list(JSON_HEADERS), error_body(refusal, flat=flat))
+
+    def ping(self) -> bytes:
+        return KEEP_ALIVE
