@@ -18,7 +18,7 @@ FLOORS = {
         "record", "messages", "unavailable", "engines", "breaks", "sequences", "token_in", "journal",
     ),
     "proxy": (
-        "errors", "runtime", "sampling", "settings", "env", "http", "dialects", "upstream", "token_in", "sessions",
+        "errors", "runtime", "sampling", "http", "settings", "env", "dialects", "upstream", "token_in", "sessions",
         "admin", "calls", "routes", "server", "workers", "cli",
     ),
     "sandbox": (
