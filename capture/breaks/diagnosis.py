@@ -13,7 +13,15 @@ from typing import Any, Final
 
 from capture.breaks.breaks import Break, CallView, Decoder
 from capture.breaks.message_compare import calls_of, first_change, json_equal_texts, one_gap, same_arguments
-from capture.messages import has_image, opens_reasoning, reasoning_of, split_system, text_of, without_reasoning
+from capture.messages import (
+    has_image,
+    opens_reasoning,
+    reasoning_of,
+    split_system,
+    text_of,
+    tool_calls,
+    without_reasoning,
+)
 
 #: Codes of an incomplete capture that mean: ids were sampled and did not come.
 _DROPPED: Final = frozenset({
@@ -172,12 +180,20 @@ def _reasoning_is_the_difference(was: Any, now: Any) -> bool:
 def _in_reply(place: _Place) -> tuple[str, str]:
     if (found := _lost(place.before)) is not None:
         return found
+    back, reply = place.sent_back, place.before.reply
+    if back is not None and reply is not None and _calls(back) != _calls(reply):
+        return "history_edited", "certain"
     found = _reply_by_text(place, place.decoder) if place.decoder is not None else None
     if found is not None and found[1] == "certain":
         return found
     if place.before.counted is not None and place.before.counted > len(place.before.sampled):
         return "engine_dropped_ids", "likely"  # engines count in ways of their own
     return found or _reply_by_messages(place)
+
+
+def _calls(message: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Names and arguments of a message's tool calls; their ids say nothing to a model."""
+    return [call[1:] for call in tool_calls(message)]
 
 
 def _lost(before: CallView) -> tuple[str, str] | None:

@@ -264,6 +264,26 @@ def _history() -> Iterator[Case]:
         "the reply was corrected": ANSWER.replace("short", "blue"),
     }.items():
         yield Case(f"history: {name}", "history_edited", reply, after([*plain, says(text), THANKS]))
+    ask = [SYSTEM, USER]
+    text = '{"path": "/app/answer.txt", "content": "42"}'
+    call = calling(text)
+    called = before(
+        ask,
+        [*encode(f'{ANSWER}\n<tool_call>\n{{"name": "write", "arguments": {text}}}\n</tool_call>'), IM_END],
+        {**call, "content": ANSWER},
+        TOOLS,
+        "tool_calls",
+    )
+    renamed = calling(text, "bash")
+    for name, calls in {
+        "the tool calls were cleared": [],
+        "the tool calls were left out": None,
+        "the tool call was renamed": renamed["tool_calls"],
+        "the arguments were emptied": calling("{}")["tool_calls"],
+        "a tool call was added": [*call["tool_calls"], *renamed["tool_calls"]],
+    }.items():
+        back = {"role": "assistant", "content": ANSWER} | ({} if calls is None else {"tool_calls": calls})
+        yield Case(f"history: {name}", "history_edited", called, after([*ask, back, THANKS], TOOLS))
 
 
 def _cut() -> Iterator[Case]:

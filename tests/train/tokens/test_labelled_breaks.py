@@ -61,3 +61,14 @@ def test_the_index_is_where_the_ids_part(diagnoses: dict[str, Break]) -> None:
         assert held[index : index + 1] != new[index : index + 1]
         assert diagnoses[case.name].expected == held[index : index + 8]
         assert diagnoses[case.name].found == new[index : index + 8]
+
+
+@pytest.mark.parametrize("tokenizer", [True, False])
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES if "tool call" in case.name and case.cause == "history_edited"],
+    ids=lambda c: c.name,
+)
+def test_changed_tool_calls_are_an_edited_history(case: Case, tokenizer: bool) -> None:
+    found = diagnose(case.before, case.after, decoder_of(smollm()) if tokenizer else None)
+    assert (found.cause, found.sure) == ("history_edited", "certain")
