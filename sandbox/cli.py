@@ -21,7 +21,7 @@ from sandbox.containers.docker import connect
 from sandbox.containers.pool import ContainerPool
 from sandbox.doctor import doctor_command
 from sandbox.errors import JobError, Stopped, TaskError
-from sandbox.rollouts.job import Options, Outcome, default_job_name, run_job
+from sandbox.rollouts.job import JobOptions, JobOutcome, default_job_name, run_job
 from sandbox.rollouts.model_endpoint import (
     API_KEY,
     BASE_URL,
@@ -31,8 +31,8 @@ from sandbox.rollouts.model_endpoint import (
     read_provider,
     without_tokens,
 )
+from sandbox.rollouts.plan import RolloutPlan
 from sandbox.rollouts.progress import Progress
-from sandbox.rollouts.rollout import Plan
 from sandbox.tasks.scaffold import write_task
 from sandbox.tasks.task import Task, find_folders, find_tasks, load_task
 
@@ -102,12 +102,12 @@ def run_command(
     if verifier_sandbox not in (None, "shared", "separate"):
         raise JobError(f"--verifier-sandbox must be shared or separate, not {verifier_sandbox}")
     env = read_env(agent_env or [])
-    who = find_agent(agent)
-    provider = read_provider(model, env) if who.needs_model else None
+    chosen = find_agent(agent)
+    provider = read_provider(model, env) if chosen.needs_model else None
     found = find_tasks(tasks)
-    plan = Plan(
+    plan = RolloutPlan(
         job=job or default_job_name(),
-        agent=who,
+        agent=chosen,
         provider=provider,
         agent_env=for_the_agent(env),
         timeout=timeout,
@@ -124,17 +124,17 @@ def run_command(
         check_reachable(provider)
         if (nothing := without_tokens(provider)) is not None:
             progress.status(nothing)
-    options = Options(jobs_dir, trials, concurrency, retries, resume, fail_fast)
+    options = JobOptions(jobs_dir, trials, concurrency, retries, resume, fail_fast)
     with interruptible(progress) as guard:
         try:
-            outcome = run_job(plan, found, options, progress, stop=guard.stop, on_house=guard.watch)
+            outcome = run_job(plan, found, options, progress, stop=guard.stop, on_pool=guard.watch)
         except Stopped:  # before the first rollout began
             raise typer.Exit(guard.exit_code or 1) from None
     report(outcome, provider, progress, as_json)
     raise typer.Exit(guard.exit_code or (1 if outcome.unscored or outcome.stopped else 0))
 
 
-def report(outcome: Outcome, provider: Provider | None, progress: Progress, as_json: bool) -> None:
+def report(outcome: JobOutcome, provider: Provider | None, progress: Progress, as_json: bool) -> None:
     if as_json:
         value: Any = outcome.summaries[0] if len(outcome.summaries) == 1 else {"trials": outcome.summaries}
         typer.echo(json.dumps(value, indent=2))
@@ -147,17 +147,17 @@ def report(outcome: Outcome, provider: Provider | None, progress: Progress, as_j
         progress.status(f"{stopped}{words}, {summary['elapsed_sec']:g} s -> {summary['path']}")
 
 
-class Guard:
+class SignalGuard:
     """What Ctrl-C and SIGTERM do: once stops cleanly, again leaves at once (the next run removes what is left)."""
 
     def __init__(self, progress: Progress) -> None:
         self.stop = threading.Event()
         self.exit_code = 0
-        self._house: ContainerPool | None = None
+        self._pool: ContainerPool | None = None
         self._progress = progress
 
     def watch(self, pool: ContainerPool) -> None:
-        self._house = pool
+        self._pool = pool
 
     def on_signal(self, number: int, _frame: object) -> None:
         if self.exit_code:
@@ -169,13 +169,13 @@ class Guard:
 
     def _end(self) -> None:
         self._progress.status("stopping; containers are being removed, finished rollouts are kept")
-        if self._house is not None:
-            self._house.kill()
+        if self._pool is not None:
+            self._pool.kill()
 
 
 @contextmanager
-def interruptible(progress: Progress) -> Iterator[Guard]:
-    guard = Guard(progress)
+def interruptible(progress: Progress) -> Iterator[SignalGuard]:
+    guard = SignalGuard(progress)
     before = {number: signal.signal(number, guard.on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield guard
@@ -274,22 +274,33 @@ def list_command() -> None:
         typer.echo(f"{name:<{wide}}  {agent.about}" + (f" ({agent.version})" if agent.version else ""))
 
 
-@agents_app.command("bake")
-def bake_command(
+@agents_app.command("build")
+def build_command(
     agent: Annotated[str, typer.Argument(help="The agent to install.")],
     base: Annotated[str, typer.Option("--from", help="The image to install it in.")],
     tag: Annotated[str | None, typer.Option(help="Name of the new image; default: one that bench run finds.")] = None,
 ) -> None:
-    """Install an agent in an image once. `bench run` does this by itself and finds what was baked."""
-    who = find_agent(agent)
-    if who.version is None:
-        typer.echo(f"{who.name} has nothing to install", err=True)
+    """Build an image with an agent installed. `bench run` does so itself, and finds images built before."""
+    chosen = find_agent(agent)
+    if chosen.version is None:
+        typer.echo(f"{chosen.name} has nothing to install", err=True)
         return
     api = connect()
-    say = lambda text: typer.echo(text, err=True) if text else None  # noqa: E731
-    images.pulled(api, base, say)
-    labels = reaper.labels(job="bake")
-    typer.echo(images.baked(api, base, key=who.version, install=who.install, labels=labels, tag=tag, say=say))
+    images.ensure_pulled(api, base, _report)
+    labels = reaper.labels(job="build")
+    typer.echo(
+        images.build_agent_image(
+            api, base, key=chosen.version, install=chosen.install, labels=labels, tag=tag, report=_report
+        )
+    )
+
+
+agents_app.command("bake", hidden=True)(build_command)  # its name until 2026
+
+
+def _report(text: str) -> None:
+    if text:
+        typer.echo(text, err=True)
 
 
 @app.command("demo")

@@ -5,11 +5,12 @@ SandboxError
 ├── TaskError        a task folder cannot be used
 ├── JobError         a job cannot be started: its name is taken, its options do not fit, its engine does not answer
 ├── RolloutError     one rollout went wrong; `category` says how, other rollouts go on
-│   ├── DockerError      the Docker engine is missing, refuses us, or failed at something it should do
+│   ├── DockerError      the Docker engine is missing, refuses access, or failed at an operation
 │   ├── ImageError       an image is missing, cannot be pulled or cannot be built
 │   ├── InstallError     an agent cannot be installed
-│   ├── AgentError       the agent failed, spoke no sense or used up its memory, disk or time
-│   └── VerifierError    the verifier gave no reward that counts
+│   ├── AgentError       the agent failed, broke the protocol or used up its memory, disk or time
+│   └── VerifierError    the verifier gave no valid reward
+│       └── NoReward         it ended well and wrote no reward file
 └── Stopped          the user stopped the job
 """
 
@@ -19,7 +20,7 @@ from capture.errors import BenchError
 
 
 class SandboxError(BenchError):
-    """Root of every error raised in `sandbox`; its text is fit for people."""
+    """Root of every error raised in `sandbox`; its text is shown to users."""
 
 
 class EngineError(SandboxError):
@@ -35,7 +36,7 @@ class JobError(SandboxError):
 
 
 class RolloutError(SandboxError):
-    """One rollout went wrong. `category` is BenchFlow's word for how, where it has one, and stands in `result.json`."""
+    """One rollout went wrong. `category`, in `result.json`, is BenchFlow's term for the cause, where it has one."""
 
     category = "other"
 
@@ -46,7 +47,7 @@ class RolloutError(SandboxError):
 
 
 class DockerError(RolloutError):
-    """The Docker engine is missing, refuses us, or failed at something it should do."""
+    """The Docker engine is missing, refuses access, or failed at an operation."""
 
     category = "infra_failure"
 
@@ -64,22 +65,24 @@ class InstallError(RolloutError):
 
 
 class AgentError(RolloutError):
-    """The agent failed, spoke no sense or used up its memory, disk or time."""
+    """The agent failed, broke the protocol or used up its memory, disk or time."""
 
     category = "agent_error"
 
 
 class VerifierError(RolloutError):
-    """The verifier gave no reward that counts."""
+    """The verifier gave no valid reward."""
 
     category = "verifier_failure"
+
+
+class NoReward(VerifierError):
+    """The verifier ended well and wrote no reward file."""
 
 
 class Stopped(SandboxError):
     """The user stopped the job."""
 
 
-#: Categories of failures that are not the policy's doing: only these are tried again with `--retries`.
-INFRASTRUCTURE = frozenset(
-    {"infra_failure", "sandbox_setup", "install_failure", "pipe_closed", "api_error", "verifier_infra"}
-)
+#: Categories of failures that the agent cannot cause: only these are retried with `--retries`.
+INFRASTRUCTURE = frozenset({"infra_failure", "sandbox_setup", "install_failure", "api_error", "verifier_infra"})

@@ -1,13 +1,14 @@
-"""The agents, one small file each. A new one is a new file of the same shape and a line here.
+"""The agents, one small file each. A new one is a new file with a class derived from `Agent`, and its name in `AGENTS`.
 
-An agent says how it is installed, how it is pointed at a model, how it is launched, and how what it did is read.
+An agent defines how it is installed, how it is pointed at a model, how it is started and how its work is recorded.
 """
 
 from __future__ import annotations
 
 import difflib
 
-from sandbox.agents.base import Agent, AgentRun, Model
+from sandbox.agents.agent_run import AgentRun, Model
+from sandbox.agents.base import Agent
 from sandbox.agents.claude import Claude
 from sandbox.agents.codex import Codex
 from sandbox.agents.gemini import Gemini
@@ -37,7 +38,7 @@ __all__ = ["AGENTS", "Agent", "AgentRun", "Model", "find_agent"]
 
 
 def find_agent(name: str) -> Agent:
-    """The agent of that name or alias. Raises `JobError` with the one that was probably meant."""
+    """The agent with that name or alias. Raises `JobError` with the closest known name."""
     known = {word: agent for agent in AGENTS for word in (agent.name, *agent.aliases)}
     if name in known:
         return known[name]

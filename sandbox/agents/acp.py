@@ -1,53 +1,67 @@
-"""A prompt over the Agent Client Protocol: JSON-RPC 2.0, one object a line, on the standard streams of a running agent.
+"""Talks to an agent over the Agent Client Protocol: JSON-RPC 2.0, one object per line, on its standard streams.
 
-The connection is the package `agent-client-protocol`'s; the line transport is ours, because an agent may write a line
-of 20 MB, or a megabyte of chatter that is no protocol at all. The package's models take most of a second to load, so it
-is imported where an agent speaks, not by every command.
+The connection is the package `agent-client-protocol`'s. The line transport is ours, because an agent may write a line
+of 20 MB, a megabyte of text that is no protocol, or JSON that is no message. Importing the package's models takes most
+of a second, so it is imported when an agent starts, not by every command.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sandbox.containers.base import STDOUT, Bounded, Lines, Pipe, Ran
+from capture import json
+from sandbox.agents.agent_run import AgentRun
+from sandbox.containers.base import STDOUT, CommandResult, Pipe
+from sandbox.containers.streams import HeadTail, LineSplitter
 from sandbox.errors import AgentError
 
 if TYPE_CHECKING:
     from acp.connection import Connection
     from acp.exceptions import RequestError
 
-    from sandbox.agents.base import AgentRun
-
-HANDSHAKE = 60.0
 #: Longest line that is read as a message.
-LONGEST = 64 << 20
+MAX_LINE = 64 << 20
 #: Messages that wait to be read before the agent is made to wait.
-QUEUED = 256
+MAX_QUEUED = 256
+
+
+def talk(
+    agent_run: AgentRun, argv: Sequence[str], env: Mapping[str, str], *, name: str, hint: str = "",
+    model_id: str | None = None, meta: dict[str, Any] | None = None,
+) -> str:  # fmt: skip
+    """Starts an agent that speaks ACP and holds a conversation with it, see `converse`."""
+    prepared = agent_run.prepared
+    variables = {**env, **agent_run.env, "HOME": prepared.home}
+    pipe = agent_run.sandbox.open(argv, user=prepared.user, env=variables, cwd=prepared.workdir)
+    try:
+        return converse(agent_run, pipe, name=name, hint=hint, model_id=model_id, meta=meta)
+    finally:
+        pipe.close()
 
 
 def converse(
     agent_run: AgentRun, pipe: Pipe, *, name: str, hint: str = "", model_id: str | None = None,
-    meta: dict[str, Any] | None = None, handshake: float | None = None,
+    meta: dict[str, Any] | None = None,
 ) -> str:  # fmt: skip
-    """Gives the scene's prompt to the agent behind `pipe` and returns its stop reason.
+    """Gives the prompt to the agent behind `pipe` and returns its stop reason.
 
-    Raises `AgentError`: `acp_error` for what is no ACP or takes more than `handshake` (60) seconds, `pipe_closed`
-    for an agent that ended, `timeout` when the prompt outran its budget. `hint` says what to try where it never began;
-    `model_id` is set where the agent begins with another; `meta` goes with `session/new`: what only this agent knows.
+    Raises `AgentError`: `acp_error` for a violation of the protocol or an answer that takes longer than the handshake
+    may, `pipe_closed` for an agent that ended, `timeout` when the prompt exceeded its budget. `hint` says what to try
+    when the agent never started; `model_id` is set if the agent starts with another model; `meta` goes with
+    `session/new`: settings that only this agent knows.
     """
-    return asyncio.run(_Talk(agent_run, pipe, name, hint, handshake or HANDSHAKE).run(model_id, meta))
+    return asyncio.run(_Conversation(agent_run, pipe, name, hint).run(model_id, meta))
 
 
-class _Talk:
-    def __init__(self, agent_run: AgentRun, pipe: Pipe, name: str, hint: str, handshake: float) -> None:
-        self.agent_run, self.name, self.hint, self.handshake = agent_run, name, hint, handshake
-        self.failed: AgentError | None = None
+class _Conversation:
+    def __init__(self, agent_run: AgentRun, pipe: Pipe, name: str, hint: str) -> None:
+        self.agent_run, self.name, self.hint = agent_run, name, hint
+        self.failure: AgentError | None = None
         self.transport = LineTransport(pipe, agent_run.logs / f"{name}.txt")
         self.pipe = pipe
 
@@ -59,24 +73,24 @@ class _Talk:
         self.agent_run.trajectory.source = "acp"
         connection = Connection(self.handle, self.transport)
         try:
-            session = await self.begin(connection, model_id, meta)
+            session = await self.open_session(connection, model_id, meta)
             self.agent_run.trajectory.text("user_message", self.agent_run.prompt)
             self.agent_run.begin()
             return await self.prompt(connection, session)
         except AgentError:
             raise
         except RequestError as error:
-            raise AgentError(f"{self.name} answered with an error: {_words(error)}", "acp_error") from error
+            raise AgentError(f"{self.name} answered with an error: {_describe(error)}", "acp_error") from error
         except (ConnectionError, OSError) as error:
-            raise self.gone() from error
+            raise self.ended_early() from error
         finally:
             with contextlib.suppress(Exception):
                 await connection.close()
 
-    async def begin(self, connection: Connection, model_id: str | None, meta: dict[str, Any] | None) -> str:
+    async def open_session(self, connection: Connection, model_id: str | None, meta: dict[str, Any] | None) -> str:
         from acp.meta import PROTOCOL_VERSION
 
-        about = await self.ask(
+        about = await self.request(
             connection,
             "initialize",
             {
@@ -85,52 +99,53 @@ class _Talk:
                 "clientInfo": {"name": "benchflow-sidecar", "version": "1"},
             },
         )
-        self.agent_run.said_name = str((about.get("agentInfo") or {}).get("name") or self.name)
+        reported = _object(about.get("agentInfo")).get("name")
+        self.agent_run.reported_name = reported if reported and isinstance(reported, str) else self.name
         cwd = self.agent_run.prepared.workdir
         params = {"cwd": cwd, "mcpServers": [], **({"_meta": meta} if meta else {})}
-        new = await self.ask(connection, "session/new", params)
+        new = await self.request(connection, "session/new", params)
         session = new.get("sessionId")
         if not isinstance(session, str):
             raise AgentError(f"{self.name} gave no session id", "acp_error")
-        current = (new.get("models") or {}).get("currentModelId")
+        current = _object(new.get("models")).get("currentModelId")
         if model_id is not None and current not in (None, model_id):
-            await self.ask(connection, "session/set_model", {"sessionId": session, "modelId": model_id})
+            await self.request(connection, "session/set_model", {"sessionId": session, "modelId": model_id})
         return session
 
-    async def ask(self, connection: Connection, method: str, params: dict[str, Any]) -> dict[str, Any]:
+    async def request(self, connection: Connection, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        seconds = self.agent_run.handshake_seconds
         try:
-            answer = await asyncio.wait_for(connection.send_request(method, params), self.handshake)
+            return _object(await asyncio.wait_for(connection.send_request(method, params), seconds))
         except TimeoutError as error:
-            words = f"{self.name} did not answer {method} within {self.handshake:g} s"
-            raise AgentError(f"{words}; {self.hint}" if self.hint else words, "acp_error") from error
-        return answer if isinstance(answer, dict) else {}
+            sentence = f"{self.name} did not answer {method} within {seconds:g} s"
+            raise AgentError(f"{sentence}; {self.hint}" if self.hint else sentence, "acp_error") from error
 
     async def prompt(self, connection: Connection, session: str) -> str:
         text = {"type": "text", "text": self.agent_run.prompt}
-        asked = connection.send_request("session/prompt", {"sessionId": session, "prompt": [text]})
+        request = connection.send_request("session/prompt", {"sessionId": session, "prompt": [text]})
         try:
-            answer = await asyncio.wait_for(asked, self.agent_run.left())
+            answer = await asyncio.wait_for(request, self.agent_run.seconds_left())
         except TimeoutError as error:
             with contextlib.suppress(Exception):  # a hung agent may hang here too
                 await asyncio.wait_for(connection.send_notification("session/cancel", {"sessionId": session}), 2)
             raise self.agent_run.out_of_time() from error
-        reason = answer.get("stopReason") if isinstance(answer, dict) else None
-        return str(reason or "end_turn")
+        reason = _object(answer).get("stopReason")
+        return reason if reason and isinstance(reason, str) else "end_turn"
 
     async def handle(self, method: str, params: Any, is_notification: bool) -> Any:
-        """What the agent asks of us: it tells what it does, and asks for permission, which it has."""
+        """The agent's own messages: it reports what it does, and asks for permission, which it gets."""
         from acp.exceptions import RequestError
 
-        params = params if isinstance(params, dict) else {}
+        params = _object(params)
         if method == "session/update":
             try:
-                self.update(params.get("update") or {})
+                self.update(_object(params.get("update")))
             except AgentError as error:
-                self.failed = error
+                self.failure = error
                 self.transport.end()
             return None
         if method == "session/request_permission":
-            return permission(params.get("options") or [])
+            return permission(params.get("options"))
         if is_notification:  # an extension of the agent's own, such as codex-acp's `_auth/status_update`
             return None
         raise RequestError.method_not_found(method)
@@ -138,12 +153,12 @@ class _Talk:
     def update(self, update: dict[str, Any]) -> None:
         kind = update.get("sessionUpdate")
         if kind in ("agent_message_chunk", "agent_thought_chunk"):
-            text = (update.get("content") or {}).get("text")
+            text = _object(update.get("content")).get("text")
             if isinstance(text, str) and text.strip("\n"):
                 self.agent_run.trajectory.text(kind.removesuffix("_chunk"), text)
         elif kind in ("tool_call", "tool_call_update"):
             self.agent_run.trajectory.tool(
-                str(update.get("toolCallId")),
+                update.get("toolCallId"),
                 kind=update.get("kind"),
                 title=update.get("title"),
                 status=update.get("status"),
@@ -152,62 +167,63 @@ class _Talk:
                 raw_output=update.get("rawOutput"),
             )
 
-    def gone(self) -> AgentError:
-        """Why an agent that left in the middle did so."""
-        if self.failed is not None:
-            return self.failed
-        if self.transport.too_long:
-            limit = LONGEST >> 20
+    def ended_early(self) -> AgentError:
+        """Why an agent ended before its turn did."""
+        if self.failure is not None:
+            return self.failure
+        if self.transport.line_too_long:
+            limit = MAX_LINE >> 20
             return AgentError(f"{self.name} wrote a line of more than {limit} MB, which is no message", "acp_error")
-        code = self.pipe.exit_code()
-        error = self.agent_run.died(self.name, Ran(code, b"", self.transport.stderr.value()))
+        result = CommandResult(self.pipe.exit_code(), b"", self.transport.stderr.value())
+        error = self.agent_run.died(self.name, result)
         category = "pipe_closed" if error.category == "agent_error" else error.category
         return AgentError(f"{error} (it ended before its turn did)", category)
 
 
-def permission(options: list[dict[str, Any]]) -> dict[str, Any]:
-    """The answer that lets the agent go on; its sandbox is the limit, not its manners."""
+def permission(options: object) -> dict[str, Any]:
+    """The answer that lets the agent continue; its sandbox is the limit, not its permissions."""
+    offered = [option for option in options if isinstance(option, dict)] if isinstance(options, list) else []
     wanted = ("bypassPermissions", "allow_always", "allow_once")
-    ranked = [o for want in wanted for o in options if want in (o.get("optionId"), o.get("kind"))]
-    chosen = next(iter(ranked or options), None)
+    ranked = [o for want in wanted for o in offered if want in (o.get("optionId"), o.get("kind"))]
+    chosen = next(iter(ranked or offered), None)
     if chosen is None:
         return {"outcome": {"outcome": "cancelled"}}
     return {"outcome": {"outcome": "selected", "optionId": chosen.get("optionId")}}
 
 
 class LineTransport:
-    """Messages over a pipe, which blocks: a thread reads it. What is no message goes to `log`."""
+    """Messages over a pipe, which a thread reads. Lines that are no messages go to `log`."""
 
     def __init__(self, pipe: Pipe, log: Path) -> None:
-        self.stderr = Bounded(64 << 10)
-        self.too_long = False
+        self.stderr = HeadTail(64 << 10)
+        self.line_too_long = False
         self._pipe = pipe
         self._log = log
-        self._chatter = Bounded(1 << 20)
-        self._room = threading.Semaphore(QUEUED)
+        self._other_lines = HeadTail(1 << 20)
+        self._slots = threading.Semaphore(MAX_QUEUED)
         self._ended = threading.Event()
-        self._lines = Lines(self._line, LONGEST)
+        self._lines = LineSplitter(self._on_line, MAX_LINE)
         self._queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop() if _running() else None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         threading.Thread(target=self._read, name="acp-reader", daemon=True).start()
 
     async def send(self, message: dict[str, Any]) -> None:
-        data = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        data = json.dumps_as_read(message) + b"\n"
         await asyncio.get_running_loop().run_in_executor(None, self._pipe.write, data)
 
     async def receive(self) -> dict[str, Any] | None:
         message = await self._queue.get()
-        self._room.release()
+        self._slots.release()
         return message
 
     async def close(self) -> None:
         self.end()
 
     def end(self) -> None:
-        """No more messages; the reader stops, and what was chatter is written down."""
+        """No more messages: the reader stops, and the lines that were no messages are written to the log."""
         if self._ended.is_set():
             return
         self._ended.set()
@@ -215,7 +231,7 @@ class LineTransport:
         self._pipe.close_stdin()
         with contextlib.suppress(OSError):
             self._log.parent.mkdir(parents=True, exist_ok=True)
-            self._log.write_bytes(self._chatter.value() + self.stderr.value())
+            self._log.write_bytes(self._other_lines.value() + self.stderr.value())
 
     def _read(self) -> None:
         lines = self._lines
@@ -235,41 +251,46 @@ class LineTransport:
             else:
                 self.stderr.add(data)
             if lines.too_long:
-                self.too_long = True
+                self.line_too_long = True
                 break
         self._post(None)
 
-    def _line(self, line: bytes) -> None:
+    def _on_line(self, line: bytes) -> None:
         if self._lines.too_long:  # what follows may be the end of a turn that lost a message
             return
-        try:
-            message = json.loads(line)
-        except ValueError:
-            message = None
-        if isinstance(message, dict) and ("method" in message or "id" in message):
-            while not self._room.acquire(timeout=1.0):
+        message = json.loads_or_none(line)
+        if is_message(message):
+            while not self._slots.acquire(timeout=1.0):
                 if self._ended.is_set():
                     return
             self._post(message)
         elif line.strip():
-            self._chatter.add(line + b"\n")
+            self._other_lines.add(line + b"\n")
 
     def _post(self, message: dict[str, Any] | None) -> None:
         assert self._loop is not None
         put: Callable[[dict[str, Any] | None], None] = self._queue.put_nowait
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for messages any more
             self._loop.call_soon_threadsafe(put, message)
 
 
-def _running() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+def is_message(value: object) -> bool:
+    """Whether a value is a JSON-RPC message that the connection can handle; others would end its receive loop."""
+    if not isinstance(value, dict) or not ("method" in value or "id" in value):
         return False
-    return True
+    method, number, error = value.get("method"), value.get("id"), value.get("error")
+    return (
+        (method is None or isinstance(method, str))
+        and (number is None or isinstance(number, str | int | float))
+        and (error is None or isinstance(error, dict))
+    )
 
 
-def _words(error: RequestError) -> str:
-    data = getattr(error, "data", None)
-    details = data.get("details") if isinstance(data, dict) else None
+def _object(value: object) -> dict[str, Any]:
+    """A JSON object of the agent's, {} for what should have been one."""
+    return value if isinstance(value, dict) else {}
+
+
+def _describe(error: RequestError) -> str:
+    details = _object(getattr(error, "data", None)).get("details")
     return f"{error}: {details}" if details else str(error)

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 
-from sandbox.agents.base import HOME, AgentRun
+from sandbox.agents.acp import talk
+from sandbox.agents.agent_run import AgentRun
+from sandbox.agents.base import INSTALL_ROOT, Agent
 from sandbox.agents.install_npm import install_packages, path_of
 from sandbox.containers.base import Sandbox
 
 PACKAGE = "@agentclientprotocol/claude-agent-acp@0.101.0"
-PROGRAM = f"{HOME}/claude/node_modules/.bin/claude-agent-acp"
-HINT = f"what works is {PACKAGE} on Node.js 22 (bench agents bake claude --from IMAGE makes it)"
+PROGRAM = f"{INSTALL_ROOT}/claude/node_modules/.bin/claude-agent-acp"
+HINT = f"what works is {PACKAGE} on Node.js 22 (bench agents build claude --from IMAGE makes it)"
 #: What a coding task needs of its two dozen tools; --agent-env CLAUDE_TOOLS=Bash,Edit,Task names others.
 TOOLS = "Bash,Edit,Glob,Grep,Read,Write"
 
 
-class Claude:
+class Claude(Agent):
     name = "claude-agent-acp"
-    aliases: tuple[str, ...] = ("claude",)
+    aliases = ("claude",)
     about = "Claude Code, over the Agent Client Protocol; speaks Anthropic's Messages"
-    needs_model = True
     version = f"claude-agent-acp-{PACKAGE.rpartition('@')[2]}"
 
     def install(self, sandbox: Sandbox) -> None:
@@ -37,14 +38,14 @@ class Claude:
             "ANTHROPIC_BASE_URL": model.base_url.removesuffix("/v1"),
             "ANTHROPIC_AUTH_TOKEN": model.api_key,
             **dict.fromkeys(names, model.name),
-            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(agent_run.longest_reply),
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(agent_run.max_reply_tokens),
             **dict.fromkeys(OFF, "1"),
             "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
             "CLAUDE_CODE_ENABLE_PROMPT_SUGGESTION": "false",
             "MAX_THINKING_TOKENS": "0",
         }
         options = {"tools": agent_run.env.get("CLAUDE_TOOLS", TOOLS).split(","), "promptSuggestions": False}
-        return agent_run.talk([PROGRAM], env, name=self.name, hint=HINT, meta={"claudeCode": {"options": options}})
+        return talk(agent_run, [PROGRAM], env, name=self.name, hint=HINT, meta={"claudeCode": {"options": options}})
 
 
 #: Side calls, compaction, updates, telemetry, and beta fields that no engine knows.

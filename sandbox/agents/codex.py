@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from sandbox.agents.base import HOME, AgentRun
+from sandbox.agents.acp import talk
+from sandbox.agents.agent_run import AgentRun
+from sandbox.agents.base import INSTALL_ROOT, Agent
 from sandbox.agents.install_npm import install_packages, path_of
 from sandbox.containers.base import Sandbox
 
 ADAPTER = "@agentclientprotocol/codex-acp@2.6.0"
 CODEX = "@openai/codex@0.166.0"
-PROGRAM = f"{HOME}/codex/node_modules/.bin/codex-acp"
-HINT = f"the pair that works is {ADAPTER} with {CODEX} (bench agents bake codex --from IMAGE makes it)"
+PROGRAM = f"{INSTALL_ROOT}/codex/node_modules/.bin/codex-acp"
+HINT = f"the pair that works is {ADAPTER} with {CODEX} (bench agents build codex --from IMAGE makes it)"
 
 
-class Codex:
+class Codex(Agent):
     name = "codex-acp"
-    aliases: tuple[str, ...] = ("codex",)
+    aliases = ("codex",)
     about = "OpenAI's Codex, over the Agent Client Protocol; speaks Responses"
-    needs_model = True
     version = f"codex-acp-{ADAPTER.rpartition('@')[2]}-{CODEX.rpartition('@')[2]}"
 
     def install(self, sandbox: Sandbox) -> None:
@@ -33,7 +34,7 @@ class Codex:
             "INITIAL_AGENT_MODE": "agent-full-access",
             "NO_BROWSER": "1",
         }
-        return agent_run.talk([PROGRAM], env, name=self.name, hint=HINT)
+        return talk(agent_run, [PROGRAM], env, name=self.name, hint=HINT)
 
 
 def config(agent_run: AgentRun) -> str:
@@ -42,8 +43,8 @@ def config(agent_run: AgentRun) -> str:
     return f"""\
 model = {quoted(agent_run.model.name)}
 model_provider = "benchflow"
-model_context_window = {agent_run.window}
-model_auto_compact_token_limit = {10 * agent_run.window}
+model_context_window = {agent_run.context_window}
+model_auto_compact_token_limit = {10 * agent_run.context_window}
 model_reasoning_summary = "none"
 approval_policy = "never"
 sandbox_mode = "danger-full-access"

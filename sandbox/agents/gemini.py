@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sandbox.agents.base import HOME, AgentRun
+from sandbox.agents.acp import talk
+from sandbox.agents.agent_run import AgentRun
+from sandbox.agents.base import INSTALL_ROOT, Agent
 from sandbox.agents.install_npm import install_packages, path_of
 from sandbox.containers.base import Sandbox
 
 PACKAGE = "@google/gemini-cli@0.61.0"
-PROGRAM = f"{HOME}/gemini/node_modules/.bin/gemini"
-HINT = f"what works is {PACKAGE} (bench agents bake gemini --from IMAGE makes it)"
+PROGRAM = f"{INSTALL_ROOT}/gemini/node_modules/.bin/gemini"
+HINT = f"what works is {PACKAGE} (bench agents build gemini --from IMAGE makes it)"
 #: It takes a model that it does not know for one of a million tokens, and nothing tells it otherwise.
 SETTINGS: dict[str, Any] = {
     "security": {"auth": {"selectedType": "gemini-api-key"}},
@@ -22,11 +24,10 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class Gemini:
+class Gemini(Agent):
     name = "gemini"
-    aliases: tuple[str, ...] = ("gemini-cli",)
+    aliases = ("gemini-cli",)
     about = "Google's Gemini CLI, over the Agent Client Protocol; speaks Gemini's generateContent"
-    needs_model = True
     version = f"gemini-cli-{PACKAGE.rpartition('@')[2]}"
 
     def install(self, sandbox: Sandbox) -> None:
@@ -43,4 +44,4 @@ class Gemini:
             "NO_BROWSER": "true",
         }
         command = [PROGRAM, "--acp", "--skip-trust", "--approval-mode", "yolo", "-m", agent_run.model.name]
-        return agent_run.talk(command, env, name=self.name, hint=HINT)
+        return talk(agent_run, command, env, name=self.name, hint=HINT)

@@ -1,6 +1,6 @@
-"""Agents that are npm packages: installed below one folder, with a Node.js that is new enough.
+"""Installs agents that are npm packages below one folder, with a Node.js that is new enough.
 
-Node.js is the image's own where that will do, else a wheel from PyPI, else an npm package: no other place is asked.
+Node.js is the image's own if it is new enough, else a wheel from PyPI, else an npm package; nothing else is downloaded.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from sandbox.agents.base import HOME
+from sandbox.agents.base import INSTALL_ROOT
 from sandbox.containers.base import Sandbox, run
 from sandbox.errors import InstallError
 
@@ -37,7 +37,7 @@ elif command -v npm >/dev/null; then
   ln -sf "$root/wheel/node_modules/node-linux-$arch/bin/node" bin/node
   npm=$(readlink -f "$(command -v npm)")
 else
-  echo "this image has neither npm nor Python with pip, so Node.js $major cannot be had"; exit 64
+  echo "this image has neither npm nor Python with pip, so Node.js $major cannot be installed"; exit 64
 fi
 export PATH="$root/bin:$PATH"
 case $npm in *.js) npm="node $npm" ;; esac
@@ -49,16 +49,16 @@ node --version
 def install_packages(
     sandbox: Sandbox, agent: str, packages: Sequence[str], programs: Sequence[str], *, node: int = 20
 ) -> str:
-    """Installs pinned `packages` and proves that their `programs` are there. Returns the folder.
+    """Installs pinned `packages`, checks that their `programs` exist and returns the folder.
 
-    Raises `InstallError`, whose sentence ends in what npm or pip said last.
+    Raises `InstallError` with the last output of npm or pip.
     """
-    root = f"{HOME}/{agent}"
+    root = f"{INSTALL_ROOT}/{agent}"
     command = ["sh", "-c", INSTALL, "sh", root, str(node), NODE[node], *packages]
     done = run(sandbox, command, timeout=INSTALL_SECONDS, env=registries())
     if done.timed_out:
         raise InstallError(
-            f"installing {agent} took more than {INSTALL_SECONDS:g} s; bake it once: bench agents bake {agent}"
+            f"installing {agent} took more than {INSTALL_SECONDS:g} s; build it once: bench agents build {agent}"
         )
     if done.exit_code != 0:
         raise InstallError(f"{agent} cannot be installed in this image: {done.tail(400)}")
@@ -69,13 +69,13 @@ def install_packages(
 
 
 def path_of(agent: str, rest: str) -> str:
-    """PATH of an agent that was installed so: its own Node.js and programs, then `rest`."""
-    root = f"{HOME}/{agent}"
+    """PATH of an agent installed by `install_packages`: its own Node.js and programs, then `rest`."""
+    root = f"{INSTALL_ROOT}/{agent}"
     return f"{root}/bin:{root}/node_modules/.bin:{rest}"
 
 
 def registries() -> dict[str, str]:
-    """Where this machine's own npm and pip get their packages, for the installing only."""
+    """This machine's own registry and proxy settings of npm and pip, for the installation only."""
     names = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "NPM_CONFIG_REGISTRY", "npm_config_registry",
              "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")  # fmt: skip
     return {name: os.environ[name] for name in names if name in os.environ}

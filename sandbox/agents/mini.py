@@ -1,26 +1,25 @@
-"""`mini`: our own agent, and the example to copy. It is `mini_program.py`, one file that is put into the sandbox."""
+"""`mini`: our own agent, and the example to copy. The program, `mini_program.py`, is one file put into the sandbox."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 from pathlib import Path
-from typing import Any
 
-from sandbox.agents.base import HOME, AgentRun
-from sandbox.containers.base import Sandbox, file_archive, run
+from capture import json
+from sandbox.agents.agent_run import AgentRun
+from sandbox.agents.base import INSTALL_ROOT, Agent
+from sandbox.containers.archives import file_archive
+from sandbox.containers.base import Sandbox, run
 from sandbox.errors import AgentError, InstallError
 
 SOURCE = Path(__file__).with_name("mini_program.py")
 #: Its exit code when the model could not be reached or refused the call.
 MODEL_FAILED = 3
+TOOL_FIELDS = ("kind", "title", "status", "content", "raw_input", "raw_output")
 
 
-class Mini:
+class Mini(Agent):
     name = "mini"
-    aliases: tuple[str, ...] = ()
     about = "our own agent, one file and three tools; speaks chat completions, nothing to install"
-    needs_model = True
     version = None
 
     def install(self, sandbox: Sandbox) -> None:
@@ -30,38 +29,38 @@ class Mini:
         if found.exit_code != 0:
             raise InstallError(
                 "mini needs Python 3.8 or newer, and this image has no such python3; "
-                "take an image that has it, or another agent"
+                "use an image that has it, or another agent"
             )
-        run(sandbox, ["mkdir", "-p", HOME])
-        sandbox.put(file_archive(SOURCE.name, SOURCE.read_bytes()), HOME)
+        run(sandbox, ["mkdir", "-p", INSTALL_ROOT])
+        sandbox.put(file_archive(SOURCE.name, SOURCE.read_bytes()), INSTALL_ROOT)
 
     def act(self, agent_run: AgentRun) -> str:
-        ended: dict[str, Any] = {}
-        agent_run.said_name = "mini"
+        stop_reason: str | None = None
+        agent_run.reported_name = "mini"
         agent_run.trajectory.text("user_message", agent_run.prompt)
         agent_run.begin()
         with _log(agent_run) as log:
 
             def on_line(line: bytes) -> None:
-                event = _event(line)
-                if event is None:
-                    log.write(line + b"\n")
-                elif event["type"] == "end":
-                    ended.update(event)
-                elif event["type"] == "tool_call":
-                    del event["type"]
-                    agent_run.trajectory.tool(event.pop("tool_call_id"), **event)
-                else:
-                    agent_run.trajectory.text(event["type"], event["text"])
+                nonlocal stop_reason
+                match json.loads_or_none(line):
+                    case {"type": "end", "stop_reason": str(reason)}:
+                        stop_reason = reason
+                    case {"type": "tool_call", "tool_call_id": call_id, **fields}:
+                        agent_run.trajectory.tool(call_id, **{name: fields.get(name) for name in TOOL_FIELDS})
+                    case {"type": "agent_message" | "agent_thought" as kind, "text": str(text)}:
+                        agent_run.trajectory.text(kind, text)
+                    case _:
+                        log.write(line + b"\n")
 
             done = run(
                 agent_run.sandbox,
-                ["python3", "-I", "-u", f"{HOME}/{SOURCE.name}"],
+                ["python3", "-I", "-u", f"{INSTALL_ROOT}/{SOURCE.name}"],
                 user=agent_run.prepared.user,
                 env={"HOME": agent_run.prepared.home, **agent_run.env},
                 cwd=agent_run.prepared.workdir,
                 stdin=agent_run.prompt.encode(),
-                timeout=agent_run.left(),
+                timeout=agent_run.seconds_left(),
                 on_line=on_line,
             )
             log.write(done.stderr)
@@ -71,22 +70,13 @@ class Mini:
             raise AgentError(
                 f"mini got no answer from the model: {done.stderr.decode(errors='replace').strip()}", "api_error"
             )
-        if done.exit_code != 0 or "stop_reason" not in ended:
+        if done.exit_code != 0 or stop_reason is None:
             raise agent_run.died("mini", done)
-        return str(ended["stop_reason"])
-
-
-def _event(line: bytes) -> dict[str, Any] | None:
-    """What a line of mini's output tells, None for a line that is not one of its events."""
-    with contextlib.suppress(ValueError):
-        event = json.loads(line)
-        if isinstance(event, dict) and event.get("type") in ("agent_message", "agent_thought", "tool_call", "end"):
-            return event
-    return None
+        return stop_reason
 
 
 class _Log:
-    """Keeps the first megabyte of what the agent says besides its events."""
+    """Keeps the first megabyte of what the agent prints besides its events."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,25 +1,27 @@
-"""`mini-swe-agent`: one shell tool and a loop, without an ACP side; chat completions, not streamed.
+"""`mini-swe-agent`: one shell tool and a loop, without ACP; chat completions, not streamed.
 
 It writes its transcript to a file after every step; that file becomes the trajectory when it ended or ran out of time.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
+from collections.abc import Mapping
 from typing import Any
 
-from sandbox.agents.base import HOME, AgentRun
+from capture import json
+from sandbox.agents.agent_run import AgentRun
+from sandbox.agents.base import INSTALL_ROOT, Agent
 from sandbox.agents.install_npm import INSTALL_SECONDS, registries
 from sandbox.agents.trajectory import Trajectory
-from sandbox.containers.base import Sandbox, plain_files, run
+from sandbox.containers.archives import regular_files
+from sandbox.containers.base import Sandbox, run
 from sandbox.errors import AgentError, InstallError
 
 VERSION, LITELLM = "2.4.6", "1.110.2"
-ROOT = f"{HOME}/mini-swe-agent"
+ROOT = f"{INSTALL_ROOT}/mini-swe-agent"
 TRANSCRIPT = "/logs/agent/mini-swe-agent.json"
 #: Largest transcript that is read.
-LONGEST = 64 << 20
+MAX_TRANSCRIPT = 64 << 20
 
 #: Its batch runner's and its inspector's packages (datasets, textual: 440 MB) are left out; `mini` needs neither.
 INSTALL = f"""
@@ -34,30 +36,30 @@ MSWEA_CONFIGURED=true MSWEA_SILENT_STARTUP=1 {ROOT}/bin/mini --help >/dev/null
 """
 
 NOT_RUN = "action was not executed"
-#: How it says why it ended -> a stop reason in ACP's words.
-STOPS = {"Submitted": "end_turn", "LimitsExceeded": "max_turn_requests", "TimeExceeded": "max_turn_requests"}
+#: Its exit status -> the stop reason in ACP's terms.
+STOP_REASONS = {"Submitted": "end_turn", "LimitsExceeded": "max_turn_requests", "TimeExceeded": "max_turn_requests"}
 
 
-class MiniSweAgent:
+class MiniSweAgent(Agent):
     name = "mini-swe-agent"
-    aliases: tuple[str, ...] = ("mini-swe",)
+    aliases = ("mini-swe",)
     about = "mini-swe-agent, one shell tool and a loop; speaks chat completions, not streamed"
-    needs_model = True
     version = f"mini-swe-agent-{VERSION}-{LITELLM}"
 
     def install(self, sandbox: Sandbox) -> None:
         done = run(sandbox, ["sh", "-c", INSTALL], timeout=INSTALL_SECONDS, env=registries())
         if done.timed_out:
             raise InstallError(
-                f"installing {self.name} took more than {INSTALL_SECONDS:g} s; bake it once: bench agents bake mini-swe"
+                f"installing {self.name} took more than {INSTALL_SECONDS:g} s; "
+                "build it once: bench agents build mini-swe"
             )
         if done.exit_code != 0:
             raise InstallError(f"{self.name} cannot be installed in this image: {done.tail(400)}")
 
     def act(self, agent_run: AgentRun) -> str:
-        agent_run.said_name = self.name
+        agent_run.reported_name = self.name
         # JSON is YAML; its own `mini.yaml` comes first, and what is set here goes over it.
-        agent_run.put_home({".config/mini-swe-agent/run.yaml": json.dumps(config(agent_run))})
+        agent_run.put_home({".config/mini-swe-agent/run.yaml": json.dumps(config(agent_run)).decode()})
         agent_run.trajectory.text("user_message", agent_run.prompt)
         agent_run.begin()
         done = run(
@@ -67,20 +69,21 @@ class MiniSweAgent:
             user=agent_run.prepared.user,
             env={**ENV, **agent_run.env, "HOME": agent_run.prepared.home},
             cwd=agent_run.prepared.workdir,
-            timeout=agent_run.left(),
+            timeout=agent_run.seconds_left(),
         )  # fmt: skip
         agent_run.logs.mkdir(parents=True, exist_ok=True)
         (agent_run.logs / f"{self.name}.txt").write_bytes(done.stdout + done.stderr)
         transcript = read_transcript(agent_run.sandbox)
-        tell(agent_run.trajectory, transcript)
+        add_transcript(agent_run.trajectory, transcript)
         if done.timed_out:
             raise agent_run.out_of_time()
         if done.exit_code != 0:
             raise agent_run.died(self.name, done)
-        status = str((transcript.get("info") or {}).get("exit_status") or "")
-        if not status:
-            raise AgentError(f"{self.name} left no transcript: {done.tail() or 'it said nothing'}")
-        return STOPS.get(status, status)
+        info = transcript.get("info")
+        status = info.get("exit_status") if isinstance(info, dict) else None
+        if not isinstance(status, str) or not status:
+            raise AgentError(f"{self.name} left no transcript: {done.tail() or 'it printed nothing'}")
+        return STOP_REASONS.get(status, status)
 
 
 ENV = {
@@ -99,7 +102,7 @@ def config(agent_run: AgentRun) -> dict[str, Any]:
     reached = {
         "api_base": agent_run.model.base_url,
         "api_key": agent_run.model.api_key,
-        "max_tokens": agent_run.longest_reply,  # else a model that finds no end goes on to the end of its context
+        "max_tokens": agent_run.max_reply_tokens,  # a model that does not stop fills its context otherwise
     }
     return {
         "run": {"task": agent_run.prompt},
@@ -109,42 +112,47 @@ def config(agent_run: AgentRun) -> dict[str, Any]:
 
 
 def read_transcript(sandbox: Sandbox) -> dict[str, Any]:
-    """The transcript so far, {} where there is none that can be read. Raises `AgentError` over `LONGEST` bytes."""
-    archive = sandbox.get("/logs/agent", LONGEST)
-    data = plain_files(archive).get(TRANSCRIPT.rpartition("/")[2]) if archive else None
-    with contextlib.suppress(ValueError):
-        found = json.loads(data or b"")
-        if isinstance(found, dict):
-            return found
-    return {}
+    """The transcript so far, {} when it cannot be read. Raises `AgentError` for more than `MAX_TRANSCRIPT` bytes."""
+    archive = sandbox.get("/logs/agent", MAX_TRANSCRIPT)
+    name = TRANSCRIPT.rpartition("/")[2]
+    data = next((data for path, data in regular_files(archive) if path == name), b"") if archive else b""
+    transcript = json.loads_or_none(data)
+    return transcript if isinstance(transcript, dict) else {}
 
 
-def tell(trajectory: Trajectory, transcript: dict[str, Any]) -> None:
-    """The transcript's messages as events. The first two are its prompts; of a broken one nothing is told."""
-    for message in transcript.get("messages") or []:
-        if not isinstance(message, dict):
-            continue
-        role, content = message.get("role"), message.get("content")
-        text = content if isinstance(content, str) else ""
-        if role == "assistant":
-            if text.strip():
-                trajectory.text("agent_message", text)
-            for call in message.get("tool_calls") or []:
-                function = call.get("function") or {}
-                trajectory.tool(
-                    str(call.get("id")), kind="execute", title=function.get("name"), status="in_progress",
-                    raw_input=arguments(function.get("arguments")),
-                )  # fmt: skip
-        elif role == "tool":
-            shown = [{"type": "content", "content": {"type": "text", "text": text}}]
-            extra = message.get("extra") or {}
-            # The command that ends its run is not run; it says so as an error.
-            failed = extra.get("returncode") not in (0, None) and extra.get("exception_info") != NOT_RUN
-            status = "failed" if failed else "completed"
-            trajectory.tool(str(message.get("tool_call_id")), status=status, content=shown, raw_output=text)
+def add_transcript(trajectory: Trajectory, transcript: dict[str, Any]) -> None:
+    """Adds the transcript's messages as events, except its first two, which are prompts; skips what is malformed."""
+    messages = transcript.get("messages")
+    for message in messages if isinstance(messages, list) else []:
+        match message:
+            case {"role": "assistant", **fields}:
+                content, calls = fields.get("content"), fields.get("tool_calls")
+                if isinstance(content, str) and content.strip():
+                    trajectory.text("agent_message", content)
+                for call in calls if isinstance(calls, list) else []:
+                    add_call(trajectory, call)
+            case {"role": "tool", **fields}:
+                add_tool_result(trajectory, fields)
 
 
-def arguments(text: Any) -> Any:
-    with contextlib.suppress(TypeError, ValueError):
-        return json.loads(text)
-    return text
+def add_call(trajectory: Trajectory, call: object) -> None:
+    match call:
+        case {"id": call_id, "function": {"name": name, **fields}}:
+            given = fields.get("arguments")
+            parsed = json.loads_or_none(given) if isinstance(given, str) else None
+            trajectory.tool(
+                call_id, kind="execute", title=name, status="in_progress",
+                raw_input=given if parsed is None else parsed,
+            )  # fmt: skip
+
+
+def add_tool_result(trajectory: Trajectory, message: Mapping[Any, Any]) -> None:
+    content, extra = message.get("content"), message.get("extra")
+    text = content if isinstance(content, str) else ""
+    extra = extra if isinstance(extra, dict) else {}
+    # The command that submits the work is not run, and is reported as an error.
+    failed = extra.get("returncode") not in (0, None) and extra.get("exception_info") != NOT_RUN
+    trajectory.tool(
+        message.get("tool_call_id"), status="failed" if failed else "completed", raw_output=text,
+        content=[{"type": "content", "content": {"type": "text", "text": text}}],
+    )  # fmt: skip

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from sandbox.agents.base import AgentRun
-from sandbox.containers.base import Sandbox
+from sandbox.agents.agent_run import AgentRun
+from sandbox.agents.base import Agent
 
 
-class Nop:
+class Nop(Agent):
     name = "nop"
-    aliases: tuple[str, ...] = ()
     about = "does nothing: a task that passes with it is broken"
     needs_model = False
-    version = None
-
-    def install(self, sandbox: Sandbox) -> None:
-        pass
 
     def act(self, agent_run: AgentRun) -> str:
         agent_run.begin()

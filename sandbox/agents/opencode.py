@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sandbox.agents.base import HOME, AgentRun
+from sandbox.agents.acp import talk
+from sandbox.agents.agent_run import AgentRun
+from sandbox.agents.base import INSTALL_ROOT, Agent
 from sandbox.agents.install_npm import install_packages, path_of
 from sandbox.containers.base import Sandbox
 
 PACKAGE = "opencode-ai@1.18.33"
-PROGRAM = f"{HOME}/opencode/node_modules/.bin/opencode"
-HINT = f"what works is {PACKAGE} (bench agents bake opencode --from IMAGE makes it)"
+PROGRAM = f"{INSTALL_ROOT}/opencode/node_modules/.bin/opencode"
+HINT = f"what works is {PACKAGE} (bench agents build opencode --from IMAGE makes it)"
 
 
-class OpenCode:
+class OpenCode(Agent):
     name = "opencode"
-    aliases: tuple[str, ...] = ()
     about = "OpenCode, over the Agent Client Protocol; speaks chat completions"
-    needs_model = True
     version = f"opencode-{PACKAGE.rpartition('@')[2]}"
 
     def install(self, sandbox: Sandbox) -> None:
@@ -37,13 +37,13 @@ class OpenCode:
             "OPENCODE_DISABLE_PRUNE": "1",
         }
         model = f"benchflow/{agent_run.model.name}"
-        return agent_run.talk([PROGRAM, "acp"], env, name=self.name, hint=HINT, model_id=model)
+        return talk(agent_run, [PROGRAM, "acp"], env, name=self.name, hint=HINT, model_id=model)
 
 
 def config(agent_run: AgentRun) -> dict[str, Any]:
     """`opencode.json`: one provider, one model, everything allowed, nothing compacted or left out of the history."""
     assert agent_run.model is not None
-    limit = {"context": agent_run.window, "output": agent_run.longest_reply}
+    limit = {"context": agent_run.context_window, "output": agent_run.max_reply_tokens}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "benchflow",

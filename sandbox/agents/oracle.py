@@ -1,42 +1,42 @@
-"""`oracle`: runs the task's own solution. A task that fails with it is broken. The only agent that gets to see it."""
+"""`oracle`: runs the task's own solution. A task that fails with it is broken. No other agent gets the solution."""
 
 from __future__ import annotations
 
-from sandbox.agents.base import AgentRun
-from sandbox.containers.base import Sandbox, folder_archive, run
-from sandbox.errors import AgentError
-from sandbox.scoring.verifier import fill
+from sandbox.agents.agent_run import AgentRun
+from sandbox.agents.base import Agent
+from sandbox.containers.archives import folder_archive
+from sandbox.containers.base import run
+from sandbox.errors import TaskError
+from sandbox.scoring.verifier import fill_env
+from sandbox.tasks.task import Task
 
 
-class Oracle:
+class Oracle(Agent):
     name = "oracle"
-    aliases: tuple[str, ...] = ()
     about = "runs the task's own solution: a task that fails with it is broken"
     needs_model = False
-    version = None
 
-    def install(self, sandbox: Sandbox) -> None:
-        pass
+    def check_task(self, task: Task) -> None:
+        if not (task.oracle_dir / "solve.sh").is_file():
+            raise TaskError(f"Oracle requires oracle/solve.sh or legacy solution/solve.sh: {task.path}")
 
     def act(self, agent_run: AgentRun) -> str:
         task = agent_run.task
-        if not (task.oracle_dir / "solve.sh").is_file():
-            raise AgentError(f"Oracle requires oracle/solve.sh or legacy solution/solve.sh: {task.path}", "other")
-        where = "/oracle" if task.layout == "native" else "/solution"
-        run(agent_run.sandbox, ["mkdir", "-p", where])
-        agent_run.sandbox.put(folder_archive(task.oracle_dir), where)
-        env = {**agent_run.env, **fill(task.oracle.env, f"{task.name}: oracle.env")}
+        folder = "/oracle" if task.layout == "native" else "/solution"
+        run(agent_run.sandbox, ["mkdir", "-p", folder])
+        agent_run.sandbox.put(folder_archive(task.oracle_dir), folder)
+        env = {**agent_run.env, **fill_env(task.oracle.env, f"{task.name}: oracle.env")}
         if task.oracle.timeout_sec:
             agent_run.budget = task.oracle.timeout_sec
         agent_run.begin()
-        command = f"{where}/solve.sh"
+        command = f"{folder}/solve.sh"
         done = run(
             agent_run.sandbox,
             ["/bin/sh", "-c", 'exec "$0"', command],
             user=task.agent.user or "root",
             env=env,
             cwd=agent_run.prepared.workdir,
-            timeout=agent_run.left(),
+            timeout=agent_run.seconds_left(),
         )
         agent_run.logs.mkdir(parents=True, exist_ok=True)
         (agent_run.logs / "oracle.txt").write_bytes(done.stdout + done.stderr)

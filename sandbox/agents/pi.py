@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import json
 
-from sandbox.agents.base import HOME, AgentRun
+from sandbox.agents.acp import talk
+from sandbox.agents.agent_run import AgentRun
+from sandbox.agents.base import INSTALL_ROOT, Agent
 from sandbox.agents.install_npm import install_packages, path_of
 from sandbox.containers.base import Sandbox
 
 ADAPTER = "pi-acp@0.0.24"
 PI = "@earendil-works/pi-coding-agent@0.74.2"
-ROOT = f"{HOME}/pi"
-HINT = f"the pair that works is {ADAPTER} with {PI} on Node.js 20 (bench agents bake pi --from IMAGE makes it)"
+ROOT = f"{INSTALL_ROOT}/pi"
+HINT = f"the pair that works is {ADAPTER} with {PI} on Node.js 20 (bench agents build pi --from IMAGE makes it)"
 
 
-class Pi:
+class Pi(Agent):
     name = "pi-acp"
-    aliases: tuple[str, ...] = ("pi",)
+    aliases = ("pi",)
     about = "Pi, over the Agent Client Protocol; speaks chat completions"
-    needs_model = True
     version = f"pi-acp-{ADAPTER.rpartition('@')[2]}-{PI.rpartition('@')[2]}"
 
     def install(self, sandbox: Sandbox) -> None:
@@ -42,18 +43,18 @@ class Pi:
             "PI_ACP_PI_COMMAND": f"{ROOT}/node_modules/.bin/pi",
         }
         command = [f"{ROOT}/node_modules/.bin/pi-acp"]
-        return agent_run.talk(command, env, name=self.name, hint=HINT, model_id=f"benchflow/{agent_run.model.name}")
+        return talk(agent_run, command, env, name=self.name, hint=HINT, model_id=f"benchflow/{agent_run.model.name}")
 
 
 def models(agent_run: AgentRun) -> dict[str, object]:
     """Pi's `models.json`: one provider, one model. Pi keeps 16,384 tokens in reserve and compacts where it has less."""
     assert agent_run.model is not None
-    model = {"id": agent_run.model.name, "contextWindow": agent_run.window, "maxTokens": agent_run.longest_reply}
+    limits = {"contextWindow": agent_run.context_window, "maxTokens": agent_run.max_reply_tokens}
     provider = {
         "baseUrl": agent_run.model.base_url,
         "api": "openai-completions",
         "apiKey": agent_run.model.api_key,
         "compat": {"supportsDeveloperRole": False, "supportsReasoningEffort": False},
-        "models": [model],
+        "models": [{"id": agent_run.model.name, **limits}],
     }
     return {"providers": {"benchflow": provider}}

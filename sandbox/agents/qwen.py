@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sandbox.agents.base import HOME, AgentRun
+from sandbox.agents.acp import talk
+from sandbox.agents.agent_run import AgentRun
+from sandbox.agents.base import INSTALL_ROOT, Agent
 from sandbox.agents.install_npm import install_packages, path_of
 from sandbox.containers.base import Sandbox
 
 PACKAGE = "@qwen-code/qwen-code@0.24.4"
-PROGRAM = f"{HOME}/qwen-code/node_modules/.bin/qwen"
-HINT = f"what works is {PACKAGE} on Node.js 22 (bench agents bake qwen-code --from IMAGE makes it)"
+PROGRAM = f"{INSTALL_ROOT}/qwen-code/node_modules/.bin/qwen"
+HINT = f"what works is {PACKAGE} on Node.js 22 (bench agents build qwen-code --from IMAGE makes it)"
 
 
-class QwenCode:
+class QwenCode(Agent):
     name = "qwen-code"
-    aliases: tuple[str, ...] = ("qwen",)
+    aliases = ("qwen",)
     about = "Qwen Code, over the Agent Client Protocol; speaks chat completions"
-    needs_model = True
     version = f"qwen-code-{PACKAGE.rpartition('@')[2]}"
 
     def install(self, sandbox: Sandbox) -> None:
@@ -35,7 +36,7 @@ class QwenCode:
             "QWEN_DISABLE_AUTO_TITLE": "1",
         }
         command = [PROGRAM, "--acp", "--auth-type", "openai", "--approval-mode", "yolo"]
-        return agent_run.talk(command, env, name=self.name, hint=HINT)
+        return talk(agent_run, command, env, name=self.name, hint=HINT)
 
 
 def settings(agent_run: AgentRun) -> dict[str, Any]:
@@ -56,8 +57,8 @@ def settings(agent_run: AgentRun) -> dict[str, Any]:
         "model": {
             "name": agent_run.model.name,
             "generationConfig": {
-                "contextWindowSize": agent_run.window,
-                "samplingParams": {"max_tokens": agent_run.longest_reply},
+                "contextWindowSize": agent_run.context_window,
+                "samplingParams": {"max_tokens": agent_run.max_reply_tokens},
                 "maxRetries": 2,
             },
         },

@@ -1,7 +1,7 @@
-"""What an agent did, as it is told while it runs: `trajectory/acp_trajectory.jsonl`, one event a line.
+"""What an agent did, as it is reported during the run: `trajectory/acp_trajectory.jsonl`, one event per line.
 
 Events are BenchFlow's: `user_message`, `agent_message`, `agent_thought`, `tool_call`, `agent_timeout`, `oracle`.
-The file is replaced whole, so a reader never sees half an event.
+The file is replaced as a whole, so a reader never sees half an event.
 """
 
 from __future__ import annotations
@@ -13,27 +13,31 @@ import time
 from pathlib import Path
 from typing import Any
 
+from capture import json
 from capture.errors import JournalError
 from capture.journal.files import write_jsonl
 from sandbox.errors import AgentError
 
-#: Text beyond this is an agent gone wild, not a trajectory.
-MOST_BYTES = 64 << 20
 MERGED = ("agent_message", "agent_thought")
+SAVE_SECONDS = 2.0
 
 
 class Trajectory:
-    """Collects events; `save` writes them, at most every two seconds unless it must."""
+    """Collects events; `save` writes them, at most every two seconds unless forced.
 
-    def __init__(self, path: Path) -> None:
+    What an agent reports may be any JSON. `max_bytes` bounds it: more is a runaway agent, not a trajectory.
+    """
+
+    def __init__(self, path: Path, *, max_bytes: int = 64 << 20) -> None:
         self.path = path
-        #: How it was learned: `acp`, or `scraped` from what a program said or wrote.
+        self.max_bytes = max_bytes
+        #: Where the events come from: `acp`, or `scraped` from a program's output or transcript.
         self.source = "scraped"
         self.events: list[dict[str, Any]] = []
         self._calls: dict[str, dict[str, Any]] = {}
         self._texts: list[str] | None = None
         self._size = 0
-        self._saved = 0.0
+        self._saved_at = 0.0
         self._lock = threading.Lock()
 
     @property
@@ -41,67 +45,76 @@ class Trajectory:
         return len(self._calls)
 
     def text(self, kind: str, text: str) -> None:
-        """A message or a thought; pieces that follow each other are one event."""
-        self._grow(len(text))
+        """Adds a message or a thought; consecutive pieces of one kind become one event."""
+        self._count(len(text))
         with self._lock:
             last = self.events[-1] if self.events else None
             if last is not None and last["type"] == kind and kind in MERGED and self._texts is not None:
                 self._texts.append(text)
             else:
-                self._settle()
+                self._join_texts()
                 self.events.append({"type": kind, "text": "", "ts": _now()})
                 self._texts = [text]
         self.save()
 
-    def tool(self, call_id: str, **fields: Any) -> None:
-        """A tool call, or what became of one: fields that are given replace what was known."""
-        known = {name: value for name, value in fields.items() if value is not None}
-        self._grow(sum(len(str(value)) for value in known.values()))
+    def tool(self, call_id: object, **fields: Any) -> None:
+        """Adds a tool call, or updates one: the given fields replace earlier values; None means not given."""
+        name = _text(call_id)
+        given = {field: value for field, value in fields.items() if value is not None}
+        for field in ("kind", "title", "status"):
+            if field in given:
+                given[field] = _text(given[field])
+        self._count(len(name) + len(json.dumps(given)))
         with self._lock:
-            call = self._calls.get(call_id)
+            call = self._calls.get(name)
             if call is None:
-                self._settle()
-                call = {"type": "tool_call", "tool_call_id": call_id, "kind": "other", "title": "", "status": "pending",
+                self._join_texts()
+                call = {"type": "tool_call", "tool_call_id": name, "kind": "other", "title": "", "status": "pending",
                         "content": [], "started_at": _now()}  # fmt: skip
-                self._calls[call_id] = call
+                self._calls[name] = call
                 self.events.append(call)
-            call.update(known)
+            call.update(given)
             if call["status"] in ("completed", "failed"):
                 call["finished_at"] = _now()
         self.save()
 
     def add(self, kind: str, **fields: Any) -> None:
         with self._lock:
-            self._settle()
+            self._join_texts()
             self.events.append({"type": kind, **fields, "ts": _now()})
         self.save(now=True)
 
     def pending(self) -> list[str]:
-        """Ids of tool calls that did not end."""
+        """Ids of tool calls that did not finish."""
         return [name for name, call in self._calls.items() if call["status"] not in ("completed", "failed")]
 
     def save(self, now: bool = False) -> None:
-        """Writes the file, where two seconds passed or it must be. A full disk shows elsewhere, and louder."""
-        if not now and time.monotonic() - self._saved < 2:
+        """Writes the file if the last write was two seconds ago, or `now`. A full disk is reported by the journal."""
+        if not now and time.monotonic() - self._saved_at < SAVE_SECONDS:
             return
-        self._saved = time.monotonic()
+        self._saved_at = time.monotonic()
         with self._lock:
-            self._settle(keep_open=True)
+            self._join_texts(keep_open=True)
             rows = [dict(event) for event in self.events]
         with contextlib.suppress(JournalError):
             write_jsonl(self.path, rows)
 
-    def _settle(self, keep_open: bool = False) -> None:
-        """Joins the pieces of the text that is open."""
+    def _join_texts(self, keep_open: bool = False) -> None:
+        """Joins the pieces of the open text."""
         if self._texts is not None:
             text = "".join(self._texts)
             self.events[-1]["text"] = text
             self._texts = [text] if keep_open else None
 
-    def _grow(self, by: int) -> None:
-        self._size += by
-        if self._size > MOST_BYTES:
-            raise AgentError(f"the agent reported more than {MOST_BYTES >> 20} MB about itself", "acp_error")
+    def _count(self, size: int) -> None:
+        self._size += size
+        if self._size > self.max_bytes:
+            raise AgentError(f"the agent reported more than {self.max_bytes >> 20} MB about itself", "acp_error")
+
+
+def _text(value: object) -> str:
+    """A text of the agent's; the JSON of what should have been one."""
+    return value if isinstance(value, str) else json.dumps(value).decode()
 
 
 def _now() -> str:

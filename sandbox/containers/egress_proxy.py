@@ -22,7 +22,7 @@ IDLE_SECONDS = 300.0
 PORTS = (80, 443)
 
 
-class Egress:
+class EgressProxy:
     """One forward proxy for a job. `env` gives a sandbox its way out."""
 
     def __init__(self, host: str) -> None:
@@ -54,7 +54,7 @@ class Egress:
 
 
 class _Handler(socketserver.BaseRequestHandler):
-    egress: Egress
+    egress: EgressProxy
     request: socket.socket
 
     def handle(self) -> None:

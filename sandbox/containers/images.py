@@ -1,6 +1,6 @@
-"""Images: there already, pulled, built from a task's Dockerfile, or made by installing an agent in one (`bake`).
+"""Images: present, pulled, built from a task's Dockerfile, or built by installing an agent in one.
 
-Each image is made once, however many rollouts wait for it.
+Each image is built once, however many rollouts wait for it.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ import requests
 import tenacity
 
 from sandbox.containers.base import run
-from sandbox.containers.docker import Container, Limits, doing, inspect_image
+from sandbox.containers.docker import Container, Limits, docker_errors, inspect_image
 from sandbox.errors import ImageError, InstallError
 from sandbox.tasks.task import Task
 
-#: Tells a person; called with "" it only asks whether to go on, and raises `Stopped` when not.
-Say = Callable[[str], None]
+#: Prints a status line; called with "" it raises `Stopped` once the job is stopped.
+Report = Callable[[str], None]
 _locks: dict[str, threading.Lock] = {}
 _locks_lock = threading.Lock()
 
 
-def task_image(api: docker.APIClient, task: Task, say: Say) -> str:
-    """The image of a task: its `docker_image`, else its Dockerfile built. Raises `ImageError`."""
+def ensure_task_image(api: docker.APIClient, task: Task, report: Report) -> str:
+    """The name of a task's image, pulled (`docker_image`) or built (Dockerfile) if needed. Raises `ImageError`."""
     if task.sandbox.docker_image:
-        return pulled(api, task.sandbox.docker_image, say)
+        return ensure_pulled(api, task.sandbox.docker_image, report)
     assert task.dockerfile is not None
-    return built(api, task, say)
+    return build_task_image(api, task, report)
 
 
-def pulled(api: docker.APIClient, image: str, say: Say, *, attempts: int = 3) -> str:
-    """`image`, pulled where it is not here yet: three tries where the registry is at fault."""
-    with _once(image):
+def ensure_pulled(api: docker.APIClient, image: str, report: Report, *, attempts: int = 3) -> str:
+    """`image`, pulled if it is missing; three attempts where the registry is at fault."""
+    with _image_lock(image):
         if exists(api, image):
             return image
-        say(f"pulling {image}")
-        again = tenacity.Retrying(
+        report(f"pulling {image}")
+        retrying = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(attempts),
             wait=tenacity.wait_exponential(multiplier=2, max=20),
-            retry=tenacity.retry_if_exception(_may_pass),
+            retry=tenacity.retry_if_exception(_is_transient),
             reraise=True,
         )
         try:
-            again(_pull, api, image, say)
+            retrying(_pull, api, image, report)
         except (docker.errors.APIError, _PullFailed) as error:
             raise ImageError(
                 f"the image {image} is not on this machine and cannot be pulled ({_short(error)}); "
@@ -58,24 +58,24 @@ def pulled(api: docker.APIClient, image: str, say: Say, *, attempts: int = 3) ->
 
 
 class _PullFailed(Exception):
-    """The engine's own report of a failed pull: its HTTP status was 200."""
+    """A pull that failed after the engine had answered 200."""
 
 
-def _pull(api: docker.APIClient, image: str, say: Say) -> None:
+def _pull(api: docker.APIClient, image: str, report: Report) -> None:
     repository, _, tag = image.partition("@") if "@" in image else _split_tag(image)
     layers: dict[str, tuple[int, int]] = {}
-    said = time.monotonic()
+    reported = time.monotonic()
     for event in api.pull(repository, tag=tag or "latest", stream=True, decode=True):
-        say("")
+        report("")
         if "error" in event:
             raise _PullFailed(event["error"])
         progress = event.get("progressDetail") or {}
         if progress.get("total"):
             layers[event["id"]] = (progress.get("current", 0), progress["total"])
-        if layers and time.monotonic() - said > 5:
-            said = time.monotonic()
+        if layers and time.monotonic() - reported > 5:
+            reported = time.monotonic()
             done, total = (sum(part) for part in zip(*layers.values(), strict=True))
-            say(f"pulling {image}: {done >> 20} of {total >> 20} MB")
+            report(f"pulling {image}: {done >> 20} of {total >> 20} MB")
 
 
 def _split_tag(image: str) -> tuple[str, str, str]:
@@ -83,19 +83,19 @@ def _split_tag(image: str) -> tuple[str, str, str]:
     return (image, "", "latest") if not colon or "/" in tag else (name, colon, tag)
 
 
-def _may_pass(error: BaseException) -> bool:
+def _is_transient(error: BaseException) -> bool:
     text = str(error).lower()
-    lasting = ("not found", "denied", "unauthorized", "manifest unknown", "invalid reference", "no such host")
-    return isinstance(error, docker.errors.APIError | _PullFailed) and not any(word in text for word in lasting)
+    permanent = ("not found", "denied", "unauthorized", "manifest unknown", "invalid reference", "no such host")
+    return isinstance(error, docker.errors.APIError | _PullFailed) and not any(word in text for word in permanent)
 
 
-def built(api: docker.APIClient, task: Task, say: Say) -> str:
-    """The task's Dockerfile as an image named after the task's digest: the same files are built once."""
+def build_task_image(api: docker.APIClient, task: Task, report: Report) -> str:
+    """Builds the task's Dockerfile as an image named after the task's digest, unless it exists."""
     tag = f"benchflow-task/{task.name.lower()}:{task.digest.removeprefix('sha256:')[:12]}"
-    with _once(tag):
+    with _image_lock(tag):
         if exists(api, tag):
             return tag
-        say(f"building the image of {task.name}")
+        report(f"building the image of {task.name}")
         deadline = time.monotonic() + task.sandbox.build_timeout_sec
         log: list[str] = []
         try:
@@ -103,7 +103,7 @@ def built(api: docker.APIClient, task: Task, say: Say) -> str:
                 path=str(task.path / "environment"), tag=tag, rm=True, forcerm=True, decode=True,
                 labels={"benchflow.task": task.name}, timeout=int(task.sandbox.build_timeout_sec),
             ):  # fmt: skip
-                say("")
+                report("")
                 log.append(str(event.get("stream") or event.get("error") or ""))
                 if "error" in event:
                     raise ImageError(f"the image of task {task.name} cannot be built: {_build_tail(log)}")
@@ -124,7 +124,7 @@ def _build_tail(log: list[str]) -> str:
     return tail
 
 
-def baked(
+def build_agent_image(
     api: docker.APIClient,
     base: str,
     *,
@@ -132,23 +132,23 @@ def baked(
     install: Callable[[Container], None],
     labels: Mapping[str, str],
     tag: str | None = None,
-    say: Say = lambda _: None,
+    report: Report = lambda _: None,
 ) -> str:
-    """`base` with an agent installed, as an image of its own; found again by `key` and the base's id.
+    """Installs an agent in `base` and saves the image under `key` and the base's id, unless that image exists.
 
-    Raises `InstallError` when `install` does not end well. Installing has the default network: registries are reached.
+    `install` runs on Docker's default network, where it reaches package registries. Raises `InstallError`.
     """
-    with doing(f"look at the image {base}"):
+    with docker_errors(f"look at the image {base}"):
         base_id = inspect_image(api, base)["Id"].removeprefix("sha256:")[:12]
     image = tag or f"benchflow-agent/{key}:{base_id}"
-    with _once(image):
-        if exists(api, image) and (tag is None or _baked_of(api, image) == [key, base_id]):
+    with _image_lock(image):
+        if exists(api, image) and (tag is None or _agent_and_base(api, image) == [key, base_id]):
             return image
-        say(f"installing {key} in {base}, once")
+        report(f"installing {key} in {base}, once")
         sandbox = Container.start(
             api,
             base,
-            name=f"benchflow-bake-{key}-{base_id}-{time.time_ns() & 0xFFFFFF:06x}",
+            name=f"benchflow-build-{key}-{base_id}-{time.time_ns() & 0xFFFFFF:06x}",
             limits=Limits(cpus=8, memory_mb=4096, storage_mb=20480, pids=4096),
             labels=labels,
             network="bridge",
@@ -159,8 +159,8 @@ def baked(
             run(sandbox, ["sh", "-c", "rm -rf /tmp/* /root/.npm /root/.cache 2>/dev/null; true"])
             changes = [f'LABEL benchflow.agent="{key}"', f'LABEL benchflow.base="{base_id}"']
             changes += _original_command(inspect_image(api, base)["Config"] or {})
-            with doing(f"save the image {image}"):
-                # An empty list, not nothing: where a commit names no entry point it keeps our container's own.
+            with docker_errors(f"save the image {image}"):
+                # An empty list: a commit that names no entry point keeps our container's.
                 api.commit(sandbox.id, repository=repository, tag=version, conf={"Entrypoint": []}, changes=changes)
         except requests.exceptions.RequestException as error:
             raise InstallError(f"{key} cannot be installed in {base}: {_short(error)}") from error
@@ -170,22 +170,22 @@ def baked(
 
 
 def _original_command(config: dict[str, Any]) -> list[str]:
-    """A commit would keep the waiting command of our container; the image gets back what its base had."""
-    entry = config.get("Entrypoint")
+    """Instructions that restore the base's command: a commit keeps the one of our container."""
+    entrypoint = config.get("Entrypoint")
     return [
-        *([f"ENTRYPOINT {json.dumps(entry)}"] if entry else []),
+        *([f"ENTRYPOINT {json.dumps(entrypoint)}"] if entrypoint else []),
         f"CMD {json.dumps(config.get('Cmd') or [])}",
         f"WORKDIR {config.get('WorkingDir') or '/'}",
     ]
 
 
-def _baked_of(api: docker.APIClient, image: str) -> list[str]:
+def _agent_and_base(api: docker.APIClient, image: str) -> list[str]:
     labels = (inspect_image(api, image)["Config"] or {}).get("Labels") or {}
     return [labels.get("benchflow.agent", ""), labels.get("benchflow.base", "")]
 
 
 def exists(api: docker.APIClient, image: str) -> bool:
-    with doing(f"look for the image {image}"):
+    with docker_errors(f"look for the image {image}"):
         try:
             inspect_image(api, image)
         except docker.errors.ImageNotFound:
@@ -194,7 +194,7 @@ def exists(api: docker.APIClient, image: str) -> bool:
 
 
 @contextlib.contextmanager
-def _once(name: str) -> Iterator[None]:
+def _image_lock(name: str) -> Iterator[None]:
     with _locks_lock:
         lock = _locks.setdefault(name, threading.Lock())
     with lock:

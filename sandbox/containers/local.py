@@ -1,7 +1,7 @@
-"""A plain folder of this machine in place of a sandbox, for `bench demo` where there is no Docker. It isolates nothing.
+"""A plain folder of this machine in place of a sandbox, for `bench demo` without Docker. It isolates nothing.
 
-A task's absolute paths (`/app`, `/logs`, ...) are turned into paths below the folder, in commands, variables, files and
-what is written to a program. Only tasks and agents of this package are run in it.
+A task's absolute paths (`/app`, `/logs`, ...) become paths below the folder: in commands, variables, files and in what
+is written to a program. Only tasks and agents of this package run in it.
 """
 
 from __future__ import annotations
@@ -18,22 +18,20 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
-from sandbox.containers.base import STDERR, STDOUT, Sandbox
+from sandbox.containers.archives import extract
+from sandbox.containers.base import STDERR, STDOUT, Installable, Sandbox
 from sandbox.tasks.task import Task
 
-if TYPE_CHECKING:
-    from sandbox.agents.base import Agent
-
 PATHS = re.compile(rb"(?<![\w/.])/(app|logs|verifier|tests|opt/benchflow|instruction\.md)(?![\w-])")
-WARNING = "there is no Docker engine here: the agent runs in a plain folder of this machine, which is no sandbox"
+WARNING = "no Docker engine answers here: the agent runs in a plain folder of this machine, which is not a sandbox"
 
 
 class LocalSandbox:
-    """One temporary folder. It is a `Box`, and keeps none of a box's promises but the last: `remove` removes it."""
+    """One temporary folder, which `remove` removes."""
 
     isolates = False
 
@@ -42,21 +40,15 @@ class LocalSandbox:
         self.root = Path(tempfile.mkdtemp(prefix="b", dir="/tmp"))
         self.workdir = "/app"
         self._running: list[subprocess.Popen[bytes]] = []
+        for name in ("/app", "/logs/agent", "/logs/artifacts", "/opt/benchflow"):
+            self.path(name).mkdir(parents=True, exist_ok=True)
 
     def mapped(self, data: bytes) -> bytes:
+        """`data` with a task's absolute paths below `root`."""
         return PATHS.sub(lambda found: os.fsencode(self.root) + found.group(0), data)
 
     def path(self, name: str) -> Path:
         return Path(os.fsdecode(self.mapped(name.encode())))
-
-    def make_ready(self) -> None:
-        for name in ("/app", "/logs/agent", "/logs/artifacts", "/opt/benchflow"):
-            self.path(name).mkdir(parents=True, exist_ok=True)
-
-    def make_clean(self) -> None:
-        for name in ("/logs/verifier", "/verifier", "/tests"):
-            shutil.rmtree(self.path(name), ignore_errors=True)
-        self.path("/logs/verifier").mkdir(parents=True)
 
     def open(
         self, argv: Sequence[str], *, user: str = "root", env: Mapping[str, str] | None = None, cwd: str | None = None
@@ -79,13 +71,7 @@ class LocalSandbox:
         return LocalPipe(self, child)
 
     def put(self, archive: bytes, to: str) -> None:
-        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-            tar.extractall(self.path(to), filter="data")
-            for member in tar.getmembers():
-                file = self.path(to) / member.name
-                if member.isreg():
-                    file.write_bytes(self.mapped(file.read_bytes()))
-                    file.chmod(member.mode)
+        extract(archive, self.path(to), self.mapped)
 
     def get(self, path: str, limit: int) -> bytes | None:
         found = self.path(path)
@@ -112,10 +98,10 @@ class LocalSandbox:
 
 
 class LocalPipe:
-    """Standard streams of a child; what is written to it has its paths mapped."""
+    """Standard streams of a child process; paths in what is written to it are mapped."""
 
     def __init__(self, sandbox: LocalSandbox, child: subprocess.Popen[bytes]) -> None:
-        self._box, self._child = sandbox, child
+        self._sandbox, self._child = sandbox, child
         self._selector = selectors.DefaultSelector()
         for number, stream in ((STDOUT, child.stdout), (STDERR, child.stderr)):
             if stream is not None:
@@ -136,7 +122,7 @@ class LocalPipe:
 
     def write(self, data: bytes) -> None:
         stdin = self._stdin()
-        stdin.write(self._box.mapped(data))
+        stdin.write(self._sandbox.mapped(data))
         stdin.flush()
 
     def close_stdin(self) -> None:
@@ -159,33 +145,30 @@ class LocalPipe:
 
 
 class LocalPool:
-    """Plain folders for a job. It is a `House`."""
+    """Plain folders for a job: a `ContainerPool` without containers."""
 
     kind = "local"
 
-    def __init__(self) -> None:
+    def __init__(self, job: str, tasks: Sequence[Task], report: Callable[[str], None]) -> None:
         self._live: list[LocalSandbox] = []
 
-    def hosts(self) -> list[str]:
+    def listen_addresses(self) -> list[str]:
         return ["127.0.0.1"]
 
-    def guard(self, ports: list[int]) -> list[str]:
+    def close_host(self, open_ports: Sequence[int]) -> list[str]:
         return [WARNING]
 
-    def host_for(self, task: Task) -> str:
+    def proxy_address(self, task: Task) -> str:
         return "127.0.0.1"
 
-    def sandbox(self, task: Task, agent: Agent, rollout: str) -> Sandbox:
-        sandbox = LocalSandbox()
-        self._live.append(sandbox)
-        sandbox.make_ready()
+    def sandbox(self, task: Task, agent: Installable, rollout: str) -> Sandbox:
+        sandbox = self.verifier_sandbox(task, rollout)
         agent.install(sandbox)
         return sandbox
 
-    def fresh(self, task: Task, rollout: str) -> Sandbox:
+    def verifier_sandbox(self, task: Task, rollout: str) -> Sandbox:
         sandbox = LocalSandbox()
         self._live.append(sandbox)
-        sandbox.make_ready()
         return sandbox
 
     def kill(self) -> None:

@@ -1,4 +1,4 @@
-"""A job's own network: the proxy can be reached from it, no port of this host can, and no sandbox reaches another.
+"""A job's own network: from it sandboxes reach the proxy, no other port of this host, and not each other.
 
 `--internal` alone is not enough: every port bound to 0.0.0.0 is still reachable at the network's gateway and at the
 address of Docker's own bridge (seen with Docker 20.10). Two rules on the network's bridge close that.
@@ -16,27 +16,27 @@ from typing import Any
 
 import docker
 
-from sandbox.containers.docker import doing
+from sandbox.containers.docker import docker_errors
 
 
 @dataclass
 class Network:
-    """One bridge network. `closed`: no way out but the ports that were opened with `only`."""
+    """One bridge network. `closed`: it leads nowhere but to the ports opened with `allow_only`."""
 
     api: docker.APIClient
     id: str
     name: str
     gateway: str
     closed: bool
-    #: Why the rules could not be set, None when they stand.
-    unguarded: str | None = None
+    #: Why this host could not be closed to the network, None when it is.
+    open_because: str | None = None
     _rules: list[list[str]] = field(default_factory=list)
 
     @classmethod
     def create(cls, api: docker.APIClient, labels: Mapping[str, str], *, closed: bool) -> Network:
         """Raises `DockerError`."""
         name = f"benchflow-{secrets.token_hex(4)}-{'closed' if closed else 'open'}"
-        with doing("create a network for the job (docker network prune frees addresses that nobody uses)"):
+        with docker_errors("create a network for the job (docker network prune frees unused addresses)"):
             made = api.create_network(
                 name,
                 driver="bridge",
@@ -51,20 +51,20 @@ class Network:
     def bridge(self) -> str:
         return bridge_of(self.id)
 
-    def only(self, ports: Sequence[int]) -> None:
-        """Lets sandboxes reach `ports` of the gateway, and nothing else of this host. Where that needs rights we do
-        not have, `unguarded` says so."""
+    def allow_only(self, ports: Sequence[int]) -> None:
+        """Lets sandboxes reach `ports` of the gateway and nothing else of this host. Where the rights for that are
+        missing, `open_because` says so."""
         rules = [["-i", self.bridge, "-d", self.gateway, "-p", "tcp", "--dport", str(p), "-j", "ACCEPT"] for p in ports]
         self._rules = [*rules, ["-i", self.bridge, "-j", "DROP"]]
         for rule in reversed(self._rules):
-            self.unguarded = _change("-I", "INPUT", *rule)
-            if self.unguarded:
+            self.open_because = _change("-I", "INPUT", *rule)
+            if self.open_because:
                 return
 
     def remove(self) -> None:
-        """Takes the rules and the network away. Raises `DockerError`."""
+        """Removes the rules and the network. Raises `DockerError`."""
         drop_rules(self.id)
-        with doing(f"remove the network {self.name}"):
+        with docker_errors(f"remove the network {self.name}"):
             try:
                 self.api.remove_network(self.id)
             except docker.errors.NotFound:
@@ -72,9 +72,9 @@ class Network:
 
 
 def gateway_of(details: Mapping[str, Any]) -> str:
-    """The host's address on a network, from its `inspect`; "" where none is told.
+    """The host's address on a network, from its `inspect`; "" when unknown.
 
-    Docker's own bridge tells its subnet only, after a start without `--bip`: the host is then the first of it.
+    For Docker's own bridge, started without `--bip`, Docker reports the subnet only: the host has its first address.
     """
     config = ((details.get("IPAM") or {}).get("Config") or [{}])[0]
     if config.get("Gateway"):
@@ -88,7 +88,7 @@ def bridge_of(network_id: str) -> str:
 
 
 def drop_rules(network_id: str) -> None:
-    """Removes every INPUT rule of a network, whoever set it."""
+    """Removes every INPUT rule of a network, no matter which process added it."""
     listed = iptables(["-S", "INPUT"])
     for line in listed.stdout.splitlines() if listed and listed.returncode == 0 else []:
         words = line.split()
@@ -97,7 +97,7 @@ def drop_rules(network_id: str) -> None:
 
 
 def _change(*arguments: str) -> str | None:
-    """None when it worked, else why it did not."""
+    """None on success, else the reason for the failure."""
     done = iptables(list(arguments))
     if done is None:
         return "iptables is not installed"
@@ -105,9 +105,9 @@ def _change(*arguments: str) -> str | None:
 
 
 def iptables(arguments: list[str]) -> subprocess.CompletedProcess[str] | None:
-    """Runs iptables; None where there is none."""
+    """Runs iptables; None where it is not installed."""
     program = shutil.which("iptables") or shutil.which("iptables", path="/usr/sbin:/sbin")
     if program is None:
         return None
-    # `-w`: another program may hold the table's lock just now.
+    # `-w`: wait, another program may have locked the table.
     return subprocess.run([program, "-w", "5", *arguments], capture_output=True, text=True, timeout=30, check=False)

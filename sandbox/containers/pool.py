@@ -1,46 +1,48 @@
-"""Where a job's sandboxes come from. `DockerHouse` gives containers on the job's own networks."""
+"""Where a job's sandboxes come from. `DockerPool` starts containers on the job's own networks."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import docker
 import requests
 
-from sandbox.agents.base import Agent
 from sandbox.containers import images, reaper
-from sandbox.containers.base import Sandbox
+from sandbox.containers.base import Installable, Sandbox
 from sandbox.containers.docker import Container, Limits, connect
-from sandbox.containers.egress_proxy import Egress
+from sandbox.containers.egress_proxy import EgressProxy
 from sandbox.containers.network import Network
-from sandbox.errors import DockerError, RolloutError
+from sandbox.errors import DockerError, RolloutError, SandboxError
 from sandbox.tasks.task import Task
 
-DISK_WATCH_SECONDS = 5.0
-CLOSED = ("no-network", "allowlist")
+CLOSED_NETWORKS = ("no-network", "allowlist")
 
 
 class ContainerPool(Protocol):
-    """Gives sandboxes, and the address under which they reach the proxy."""
+    """The sandboxes of one job."""
 
-    kind: str
+    #: `docker` or `local`: the `environment` of the job's files.
+    @property
+    def kind(self) -> str: ...
 
-    def hosts(self) -> list[str]:
-        """Addresses of this machine on which the proxy must listen."""
+    def listen_addresses(self) -> list[str]:
+        """Addresses of this machine on which the proxy must listen for the sandboxes."""
 
-    def guard(self, ports: list[int]) -> list[str]:
-        """Closes everything of this machine but `ports`; sentences about what could not be closed."""
+    def close_host(self, open_ports: Sequence[int]) -> list[str]:
+        """Closes this machine to the sandboxes except `open_ports`; warnings about what could not be closed."""
 
-    def sandbox(self, task: Task, agent: Agent, rollout: str) -> Sandbox: ...
+    def sandbox(self, task: Task, agent: Installable, rollout: str) -> Sandbox:
+        """A sandbox from the task's image with the agent installed."""
 
-    def fresh(self, task: Task, rollout: str) -> Sandbox:
-        """A box from the task's image in which no agent ever was."""
+    def verifier_sandbox(self, task: Task, rollout: str) -> Sandbox:
+        """A sandbox from the task's image in which no agent has run."""
 
-    def host_for(self, task: Task) -> str: ...
+    def proxy_address(self, task: Task) -> str:
+        """The address under which the task's sandboxes reach the proxy."""
 
     def kill(self) -> None:
         """Ends everything that runs, now."""
@@ -48,56 +50,69 @@ class ContainerPool(Protocol):
     def close(self) -> None: ...
 
 
+class PoolFactory(Protocol):
+    """Makes a job's pool. `report` prints a status line; called with "" it raises `Stopped` once the job is stopped."""
+
+    @property
+    def kind(self) -> str: ...
+
+    def __call__(self, job: str, tasks: Sequence[Task], report: Callable[[str], None]) -> ContainerPool: ...
+
+
 class DockerPool:
-    """Containers of one job. Use `close` whatever happens."""
+    """The containers of one job. `close` must be called in any case."""
 
     kind = "docker"
+    #: How often the sandboxes' disk use is measured.
+    disk_watch_seconds = 5.0
+    #: How long a restarted container may take until it is quiet.
+    settle_seconds = 20.0
 
-    def __init__(self, job: str, tasks: list[Task], say: Callable[[str], None]) -> None:
-        """Connects, removes what dead runs left, makes the networks that `tasks` need. Raises `DockerError`."""
+    def __init__(self, job: str, tasks: Sequence[Task], report: Callable[[str], None]) -> None:
+        """Connects, removes what dead runs left, creates the networks that `tasks` need. Raises `DockerError`."""
         self.api = connect()
-        self._say = say
+        self._report = report
         self._labels = reaper.labels(job=job)
         self._networks: dict[bool, Network] = {}
         self._live: dict[str, Container] = {}
-        self._egress: Egress | None = None
+        self._egress: EgressProxy | None = None
         self._own = [f"{name}={value}" for name, value in self._labels.items()]
         self._killing = threading.Event()
         self._closing = threading.Event()
-        reaper.reap(self.api, say)
+        reaper.reap(self.api, report)
         try:
             for closed in sorted({is_closed(task) for task in tasks}):
                 self._networks[closed] = Network.create(self.api, self._labels, closed=closed)
             if any(network_mode(task) == "allowlist" for task in tasks):
-                self._egress = Egress(self._networks[True].gateway)
+                self._egress = EgressProxy(self._networks[True].gateway)
         except BaseException:
             self.close()
             raise
         threading.Thread(target=self._watch_disks, name="disk-watch", daemon=True).start()
 
-    def hosts(self) -> list[str]:
+    def listen_addresses(self) -> list[str]:
         return [network.gateway for network in self._networks.values()]
 
-    def guard(self, ports: list[int]) -> list[str]:
-        said = []
+    def close_host(self, open_ports: Sequence[int]) -> list[str]:
+        warnings = []
         for network in self._networks.values():
             egress = [self._egress.port] if self._egress and network.closed else []
-            network.only([*ports, *egress])
-            if network.unguarded:
-                said.append(
-                    f"the sandboxes' network cannot be closed towards this host ({network.unguarded}): they reach "
+            network.allow_only([*open_ports, *egress])
+            if network.open_because:
+                warnings.append(
+                    f"the sandboxes' network cannot be closed to this host ({network.open_because}): they reach "
                     "every port bound to 0.0.0.0 or to Docker's bridge; run as root, or bind services to 127.0.0.1"
                 )
-        return said[:1]
+        return warnings[:1]
 
-    def host_for(self, task: Task) -> str:
+    def proxy_address(self, task: Task) -> str:
         return self._networks[is_closed(task)].gateway
 
-    def sandbox(self, task: Task, agent: Agent, rollout: str) -> Sandbox:
-        image = images.task_image(self.api, task, self._say)
+    def sandbox(self, task: Task, agent: Installable, rollout: str) -> Sandbox:
+        image = images.ensure_task_image(self.api, task, self._report)
         if agent.version is not None:
-            image = images.baked(
-                self.api, image, key=agent.version, install=agent.install, labels=self._labels, say=self._say
+            image = images.build_agent_image(
+                self.api, image, key=agent.version, install=agent.install, labels=self._labels, report=self._report
             )
         sandbox = self._start(task, image, rollout)
         if agent.version is None:
@@ -108,8 +123,8 @@ class DockerPool:
                 raise
         return sandbox
 
-    def fresh(self, task: Task, rollout: str) -> Sandbox:
-        return self._start(task, images.task_image(self.api, task, self._say), f"{rollout}-verifier")
+    def verifier_sandbox(self, task: Task, rollout: str) -> Sandbox:
+        return self._start(task, images.ensure_task_image(self.api, task, self._report), f"{rollout}-verifier")
 
     def _start(self, task: Task, image: str, name: str) -> Container:
         spec, env = task.sandbox, dict(task.sandbox.env)
@@ -126,15 +141,15 @@ class DockerPool:
             workdir=spec.workdir,
         )
         self._live[sandbox.id] = sandbox
-        sandbox.on_remove = self._forget
+        sandbox.on_removed, sandbox.settle_seconds = self._forget, self.settle_seconds
         return sandbox
 
     def _forget(self, sandbox: Container) -> None:
         self._live.pop(sandbox.id, None)
 
     def _watch_disks(self) -> None:
-        """Ends a container that writes more than its task allows. The engine has no limit of its own on most disks."""
-        while not self._closing.wait(DISK_WATCH_SECONDS):
+        """Ends a container that writes more than its task allows. On most file systems the engine sets no limit."""
+        while not self._closing.wait(self.disk_watch_seconds):
             for sandbox in list(self._live.values()):
                 with contextlib.suppress(RolloutError):
                     if not sandbox.disk_full and sandbox.size_mb() > sandbox.limits.storage_mb:
@@ -142,7 +157,7 @@ class DockerPool:
                         sandbox.kill()
 
     def kill(self) -> None:
-        """Again and again until the house is closed: a container may be on its way up just now."""
+        """Repeated until the pool is closed: a container may be starting in this moment."""
         if not self._killing.is_set():
             self._killing.set()
             threading.Thread(target=self._kill_until_closed, name="stopping", daemon=True).start()
@@ -157,23 +172,21 @@ class DockerPool:
                 return
 
     def close(self) -> None:
-        """Removes what is left. Everything is tried before the first failure is raised."""
+        """Removes what is left. What cannot be removed is reported: it ends no job, and a later run tries again."""
         self._closing.set()
         if self._egress is not None:
             self._egress.close()
-        failed: DockerError | None = None
-        things: list[Container | Network] = [*self._live.values(), *self._networks.values()]
-        for thing in things:
+        leftovers: list[Container | Network] = [*self._live.values(), *self._networks.values()]
+        for leftover in leftovers:
             try:
-                thing.remove()
+                leftover.remove()
             except DockerError as error:
-                failed = failed or error
+                with contextlib.suppress(SandboxError):
+                    self._report(str(error))
         self._live.clear()
         self._networks.clear()
         with contextlib.suppress(Exception):
             self.api.close()
-        if failed is not None:
-            raise failed
 
 
 def network_mode(task: Task) -> str:
@@ -181,4 +194,4 @@ def network_mode(task: Task) -> str:
 
 
 def is_closed(task: Task) -> bool:
-    return network_mode(task) in CLOSED
+    return network_mode(task) in CLOSED_NETWORKS

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,13 @@ from sandbox.agents import find_agent
 from sandbox.containers import images
 from sandbox.containers.docker import connect
 from sandbox.containers.local import WARNING, LocalPool
-from sandbox.containers.pool import ContainerPool, DockerPool
+from sandbox.containers.pool import DockerPool, PoolFactory
 from sandbox.embedded_engine import EmbeddedEngine
 from sandbox.errors import DockerError, ImageError
-from sandbox.rollouts.job import Options, run_job
+from sandbox.rollouts.job import JobOptions, run_job
 from sandbox.rollouts.model_endpoint import Provider
+from sandbox.rollouts.plan import RolloutPlan
 from sandbox.rollouts.progress import Progress
-from sandbox.rollouts.rollout import Plan
 from sandbox.tasks.task import Task, load_task
 
 TASK = Path(__file__).with_name("task") / "write-number"
@@ -44,20 +43,20 @@ Write the number 7 to the file `/tmp/note.txt`.<|im_end|>
 def loop_demo(console: Console, engine: EmbeddedEngine, folder: Path) -> None:
     """Rollouts, coverage, groups with advantages, rows. The model is as good as it is; nothing is made up."""
     task, jobs = load_task(TASK), folder / "jobs"
-    make_house, where = choose_house(console, task)
+    make_pool, place = choose_pool(console, task)
     console.print(
-        f"\n[bold]rollouts[/]  {GROUP} × “{task.prompt}”, agent mini, temperature 1.0, {where}", highlight=False
+        f"\n[bold]rollouts[/]  {GROUP} × “{task.prompt}”, agent mini, temperature 1.0, {place}", highlight=False
     )
     provider = Provider(f"llamacpp/{engine.model}", "llamacpp", engine.model, engine.base_url, None, capture=True)
-    plan = Plan(
+    plan = RolloutPlan(
         job="write-number",
         agent=find_agent("mini"),
         provider=provider,
         agent_env={"MINI_SYSTEM": SYSTEM, "MINI_STEPS": STEPS, "MINI_MAX_TOKENS": MAX_TOKENS},
         session=SessionOptions(sampling={"temperature": 1.0}),
     )
-    options = Options(jobs_dir=jobs, trials=GROUP, concurrency=4)
-    outcome = run_job(plan, [task], options, Verdicts(console), make_house=make_house)
+    options = JobOptions(jobs_dir=jobs, trials=GROUP, concurrency=4)
+    outcome = run_job(plan, [task], options, Verdicts(console), make_pool=make_pool)
     passed = sum(summary["passed"] for summary in outcome.summaries)
     console.print(f"{passed} of {GROUP} right, by a model of 135 million parameters", highlight=False)
     first, *_, last = ran(console, "token-coverage", str(jobs)).strip().splitlines()
@@ -69,16 +68,14 @@ def loop_demo(console: Console, engine: EmbeddedEngine, folder: Path) -> None:
     console.print(said.strip() or f"rows are in {rows}", highlight=False, soft_wrap=True)
 
 
-def choose_house(
-    console: Console, task: Task
-) -> tuple[Callable[[str, list[Task], Callable[[str], None]], ContainerPool], str]:
+def choose_pool(console: Console, task: Task) -> tuple[PoolFactory, str]:
     """Docker where an engine answers and has the task's image or can get it; else a plain folder, and that is said."""
     say = lambda text: console.print(text, highlight=False) if text else None  # noqa: E731 (a pull takes its time)
     try:
         api = connect(timeout=20)
-        images.task_image(api, task, say)
+        images.ensure_task_image(api, task, say)
     except (DockerError, ImageError) as error:
-        return lambda *_: LocalPool(), f"in a plain folder, which is no sandbox ({str(error).partition(';')[0]})"
+        return LocalPool, f"in a plain folder, which is no sandbox ({str(error).partition(';')[0]})"
     return DockerPool, "each in a Docker container of its own"
 
 

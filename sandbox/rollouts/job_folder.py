@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from capture import json
 from capture.errors import CaptureError, LockError
 from capture.journal.files import read_json, write_json, write_jsonl
 from capture.journal.layout import EVALUATION, LOCK, JobDir
 from capture.journal.trainer_files import reward_of
 from capture.lock import LockHeld, locked
 from sandbox.errors import INFRASTRUCTURE, JobError, SandboxError, Stopped
-from sandbox.rollouts.result_files import outcome
+from sandbox.rollouts.plan import RolloutPlan
+from sandbox.rollouts.result_files import outcome, to_be_retried
 from sandbox.tasks.task import Task
 
-if TYPE_CHECKING:
-    from sandbox.rollouts.rollout import Plan
-
-#: BenchFlow's categories of failures, all of them: what is not tried again is listed in `evaluation.json`.
+#: All of BenchFlow's categories of failures: `evaluation.json` lists those that are not retried.
 CATEGORIES = frozenset(
     {"install_failure", "pipe_closed", "acp_error", "idle_timeout", "infra_failure", "sandbox_setup", "provider_auth",
      "provider_rate_limit", "provider_rejected", "timeout", "api_error", "suspected_api_error", "agent_integration",
@@ -38,23 +36,23 @@ class Job:
     def __init__(self, folder: JobDir) -> None:
         self.dir = folder
         self.results: list[dict[str, Any]] = finished_rollouts(folder)
-        self._began = time.monotonic()
+        self._started = time.monotonic()
         self._lock = threading.Lock()
 
     def add(self, result: dict[str, Any]) -> None:
         with self._lock:
             self.results.append(result)
 
-    def kept(self, task: str) -> bool:
-        """True when a finished rollout of the task is here that needs no other try."""
-        return any(r["task_name"] == task and not _infrastructure(r) for r in self.results)
+    def is_finished(self, task: str) -> bool:
+        """Whether the task has a rollout that needs no further attempt."""
+        return any(r["task_name"] == task and not to_be_retried(r) for r in self.results)
 
     def to_replace(self, task: str) -> str | None:
-        """The failed rollout of an earlier run that the next one of this task stands in for."""
-        failed = [r["rollout_name"] for r in self.results if r["task_name"] == task and _infrastructure(r)]
+        """The failed rollout of an earlier run that the next one of this task replaces."""
+        failed = [r["rollout_name"] for r in self.results if r["task_name"] == task and to_be_retried(r)]
         return failed[-1] if failed else None
 
-    def finish(self, plan: Plan, *, stopped: bool) -> dict[str, Any]:
+    def finish(self, plan: RolloutPlan, *, stopped: bool) -> dict[str, Any]:
         """Writes `results.jsonl`, `verifiers.jsonl` and `summary.json`, and returns the summary."""
         rows = _collect(self.dir, "results.jsonl")
         for number, row in enumerate(rows):
@@ -69,19 +67,22 @@ class Job:
                 {"schema_version": 1, "error": "skipped_results_artifact_rows", "skipped_count": len(skipped),
                  "skipped": [{"path": name} for name in skipped]},
             )  # fmt: skip
-        summary = summary_json(self.dir.name, plan, last_tries(self.results), time.monotonic() - self._began, stopped)
+        summary = summary_json(
+            self.dir.name, plan, last_attempts(self.results), time.monotonic() - self._started, stopped
+        )
         write_json(self.dir.summary, summary)
         return {**summary, "path": str(self.dir.path)}
 
 
 @contextlib.contextmanager
 def open_job(folder: JobDir, evaluation: dict[str, Any], resume: bool) -> Iterator[Job]:
-    """Takes the job's lock, writes `evaluation.json`, gives the lock back at the end. Raises `JobError`."""
+    """Takes the job's lock, writes `evaluation.json`, releases the lock at the end. Raises `JobError`."""
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        words = f"the job folder {folder.path} cannot be made: {error.strerror}; choose another --jobs-dir"
-        raise JobError(words) from error
+        raise JobError(
+            f"the job folder {folder.path} cannot be created: {error.strerror}; choose another --jobs-dir"
+        ) from error
     remove = False
     try:
         with contextlib.ExitStack() as lock:
@@ -133,19 +134,21 @@ def _same_job(folder: JobDir, evaluation: dict[str, Any]) -> None:
             )
 
 
-def evaluation_json(plan: Plan, tasks: Sequence[Task], retries: int, trial: int, trials: int) -> dict[str, Any]:
-    """What is about to be run: this is number `trial` of `trials`. Of the agent's variables names only."""
+def evaluation_json(
+    plan: RolloutPlan, tasks: Sequence[Task], environment: str, retries: int, trial: int, trials: int
+) -> dict[str, Any]:
+    """What is about to run, as number `trial` of `trials`. Of the agent's variables only the names are stored."""
     return {
         "job_name": plan.job,
         "agent": plan.agent.name,
-        "model": plan.provider.model if plan.provider else None,
-        "environment": "docker",
+        "model": plan.model,
+        "environment": environment,
         "trial": trial,
         "trials": trials,
         "tasks": [{"name": task.name, "task_digest": task.digest} for task in tasks],
         "config": {
             "agent_env": sorted(plan.agent_env),
-            "capture": bool(plan.provider and plan.provider.capture),
+            "capture": plan.capture,
             "policy_version": plan.session.policy_version,
             "sampling": plan.session.sampling,
             "token_in": plan.session.token_in,
@@ -163,15 +166,17 @@ def evaluation_json(plan: Plan, tasks: Sequence[Task], retries: int, trial: int,
     }
 
 
-def summary_json(name: str, plan: Plan, results: list[dict[str, Any]], elapsed: float, stopped: bool) -> dict[str, Any]:
-    """The job in numbers: one result a task, passed + failed + errored + verifier_errored == total."""
+def summary_json(
+    name: str, plan: RolloutPlan, results: list[dict[str, Any]], elapsed: float, stopped: bool
+) -> dict[str, Any]:
+    """The job in numbers: one result per task, passed + failed + errored + verifier_errored == total."""
     kinds = Counter(outcome(result) for result in results)
     rewards = [reward for result in results if (reward := reward_of(result)) is not None]
     usage = [result["agent_result"] for result in results]
     return {
         "job_name": name,
         "agent": plan.agent.name,
-        "model": plan.provider.model if plan.provider else None,
+        "model": plan.model,
         "environment": results[0]["sandbox"] if results else None,
         "total": len(results),
         "passed": kinds["passed"],
@@ -194,8 +199,8 @@ def summary_json(name: str, plan: Plan, results: list[dict[str, Any]], elapsed: 
     }
 
 
-def last_tries(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without those that a later try stands in for."""
+def last_attempts(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without those that a later attempt replaces."""
     replaced = {result["retry_of"] for result in results}
     return [result for result in results if result["rollout_name"] not in replaced]
 
@@ -211,14 +216,8 @@ def finished_rollouts(folder: JobDir) -> list[dict[str, Any]]:
     return [result for _, result in sorted(found, key=lambda pair: pair[0])]
 
 
-def _infrastructure(result: dict[str, Any]) -> bool:
-    if result.get("rewards") is not None:
-        return False
-    return bool({result.get("error_category"), result.get("verifier_error_category")} & INFRASTRUCTURE)
-
-
 def _collect(folder: JobDir, name: str) -> list[dict[str, Any]]:
-    """Rows of every finished rollout's file of that name."""
+    """The rows of the file `name` of every finished rollout."""
     rows: list[dict[str, Any]] = []
     for result in sorted(folder.path.glob("*/result.json")):
         with contextlib.suppress(OSError, ValueError):

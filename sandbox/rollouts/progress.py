@@ -1,6 +1,6 @@
-"""What a person sees while a job runs: the seed's lines, and on a terminal a bar below them that counts.
+"""What a job prints while it runs: one line per event, and on a terminal a progress bar below them.
 
-Without a terminal the same counts are a line, where nothing else was said for a while.
+Without a terminal the bar's counts are printed as a line after a while without output.
 """
 
 from __future__ import annotations
@@ -20,16 +20,20 @@ from proxy import ProxyError, ProxyThread
 from sandbox.rollouts.result_files import outcome
 
 REFRESH_SECONDS = 1.0
-#: A log that is silent for so long gets a line that says where the run is.
+#: Without output for so long, the counts are printed as a line.
 QUIET_SECONDS = 10.0
 
 
 class Progress:
-    """Lines go to `out`, status to standard error. With `live` there is a bar; without, plain lines only."""
+    """Lines go to `out`, status to standard error. With `live` there is a bar; without, plain lines only.
 
-    quiet = QUIET_SECONDS
+    Texts may be the agent's: what a terminal would act on is escaped.
+    """
 
-    def __init__(self, out: IO[str] | None = None, *, live: bool | None = None) -> None:
+    def __init__(
+        self, out: IO[str] | None = None, *, live: bool | None = None, quiet_seconds: float = QUIET_SECONDS
+    ) -> None:
+        self.quiet_seconds = quiet_seconds
         self._out = out  # None: standard output, which a live display may have wrapped
         self._console = Console(stderr=True, highlight=False)
         self._live_wanted = self._console.is_terminal if live is None else live
@@ -47,7 +51,7 @@ class Progress:
         self._proxy: ProxyThread | None = None
         self._total = 0
         self._last = time.monotonic()
-        self._over = threading.Event()
+        self._ended = threading.Event()
 
     def begin(self, total: int, proxy: ProxyThread | None) -> None:
         self._proxy, self._total, self._last = proxy, total, time.monotonic()
@@ -61,23 +65,23 @@ class Progress:
         threading.Thread(target=self._refresh, name="progress", daemon=True).start()
 
     def end(self) -> None:
-        self._over.set()
+        self._ended.set()
         with self._lock:
             if self._live is not None:
                 self._live.stop()
                 self._live = None
 
     def line(self, text: str) -> None:
-        """A line of the run's output."""
+        """Prints a line of the run's output."""
         with self._lock:
             self._last = time.monotonic()
-            print(text, file=self._out or sys.stdout, flush=True)
+            print(printable(text), file=self._out or sys.stdout, flush=True)
 
     def status(self, text: str) -> None:
-        """A line about the run, for a person only."""
+        """Prints a line about the run on standard error."""
         with self._lock:
             self._last = time.monotonic()
-            self._console.print(f"bench run: {text}", markup=False, soft_wrap=True)
+            self._console.print(f"bench run: {printable(text)}", markup=False, soft_wrap=True)
 
     def phase(self, rollout: str, phase: str) -> None:
         with self._lock:
@@ -88,13 +92,13 @@ class Progress:
             self._sessions[rollout] = session
 
     def dropped(self, rollout: str) -> None:
-        """A rollout that was stopped."""
+        """A rollout was stopped."""
         with self._lock:
             self._phases.pop(rollout, None)
             self._sessions.pop(rollout, None)
 
     def done(self, result: dict[str, Any], *, final: bool) -> None:
-        """A rollout that ended; not `final` when another try follows."""
+        """A rollout ended; not `final` when another attempt follows."""
         with self._lock:
             self.dropped(result["rollout_name"])
             usage, capture = result["agent_result"], result["token_capture"]
@@ -107,13 +111,13 @@ class Progress:
                 self._bar.advance(self._task)
 
     def _refresh(self) -> None:
-        while not self._over.wait(min(REFRESH_SECONDS, self.quiet)):
+        while not self._ended.wait(min(REFRESH_SECONDS, self.quiet_seconds)):
             counts = self._counts()
             with self._lock:
                 if self._live is not None:
                     self._bar.update(self._task, counts=counts)
                     self._live.refresh()
-                elif time.monotonic() - self._last >= self.quiet and not self._over.is_set():
+                elif time.monotonic() - self._last >= self.quiet_seconds and not self._ended.is_set():
                     self.status(f"{sum(self._kinds.values())} of {self._total} rollouts ended: {counts}")
 
     def _counts(self) -> str:
@@ -121,7 +125,7 @@ class Progress:
         for session in list(self._sessions.values()):
             try:
                 state = self._proxy.session_state(session) if self._proxy else {}
-            except ProxyError:  # it was closed just now
+            except ProxyError:  # it has just been closed
                 continue
             tokens += state.get("prompt_tokens", 0) + state.get("completion_tokens", 0)
             calls += state.get("calls", 0)
@@ -146,7 +150,12 @@ def verdict(result: dict[str, Any]) -> str:
     return f"[ERROR] {name} ({category}: {_short(result['error'] or result['verifier_error'] or 'unknown')})"
 
 
+def printable(text: str) -> str:
+    """`text` on one line: control characters, direction marks and surrogates are escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def _short(text: str, most: int = 300) -> str:
-    """One line; `result.json` has the whole."""
+    """One line; `result.json` has the whole text."""
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 3] + "..."

@@ -1,42 +1,72 @@
-"""What a rollout's files say: `config.json`, `result.json`, `results.jsonl`, `rewards.jsonl`, `timing.json`."""
+"""The contents of a rollout's files: `config.json`, `result.json`, `results.jsonl`, `rewards.jsonl`, `timing.json`."""
 
 from __future__ import annotations
 
 import datetime
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from capture.journal import trainer_files
 from capture.journal.files import write_json, write_jsonl
 from capture.journal.layout import RolloutDir
 from sandbox.containers.pool import network_mode
+from sandbox.errors import INFRASTRUCTURE, RolloutError
+from sandbox.rollouts.plan import RolloutPlan
+from sandbox.tasks.task import Task
 
-if TYPE_CHECKING:
-    from sandbox.rollouts.rollout import Rollout
-
-#: A variable whose name holds one of these is dropped from what is stored, not masked.
+#: A variable whose name contains one of these is not stored at all.
 SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "COOKIE", "AUTH", "BEARER", "SESSION")
 
 
-def config_json(rollout: Rollout) -> dict[str, Any]:
-    """What was to be done, without a secret. `capture` is here because its variable's name holds TOKEN."""
-    plan, task = rollout.plan, rollout.task
+@dataclass(frozen=True)
+class RolloutReport:
+    """What is known about a rollout that ended."""
+
+    plan: RolloutPlan
+    task: Task
+    name: str
+    #: The pool's kind: `docker` or `local`.
+    environment: str
+    started: datetime.datetime
+    agent_name: str | None
+    rewards: dict[str, Any] | None
+    #: The session's counts, as the proxy reports them when it is closed.
+    tally: Mapping[str, Any]
+    events: list[dict[str, Any]]
+    tool_calls: int
+    #: `acp` or `scraped`, see `Trajectory.source`.
+    trajectory_source: str
+    stop_reason: str | None
+    error: RolloutError | None
+    verifier_error: RolloutError | None
+    export_error: str | None
+    #: Paths that hardening removed before the verifier ran.
+    removed: list[str]
+    retry_of: str | None
+    #: Seconds by phase.
+    timing: dict[str, float]
+
+
+def config_json(plan: RolloutPlan, task: Task, environment: str, started: datetime.datetime) -> dict[str, Any]:
+    """What was to be done, without secrets. `capture` is listed because its variable's name contains TOKEN."""
     return {
         "task_path": task.path.name,
         "task_digest": task.digest,
         "agent": plan.agent.name,
-        "model": plan.provider.model if plan.provider else None,
-        "environment": rollout.pool.kind,
+        "model": plan.model,
+        "environment": environment,
         "sandbox": {"docker_image": task.sandbox.docker_image, "network_mode": network_mode(task)},
         "sandbox_user": task.agent.user or "agent",
-        "verifier_sandbox_mode": plan.verifier_sandbox or task.verifier.sandbox_mode or "shared",
+        "verifier_sandbox_mode": plan.verifier_mode(task),
         "timeout_sec": plan.budget(task),
-        "capture": bool(plan.provider and plan.provider.capture),
+        "capture": plan.capture,
         "policy_version": plan.session.policy_version,
         "sampling": plan.session.sampling,
         "token_in": plan.session.token_in,
         "agent_env": without_secrets(plan.agent_env),
-        "started_at": str(rollout.started),
+        "started_at": str(started),
     }
 
 
@@ -44,22 +74,22 @@ def without_secrets(env: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if not any(word in name.upper() for word in SECRET_WORDS)}
 
 
-def result_json(rollout: Rollout) -> dict[str, Any]:
+def result_json(report: RolloutReport) -> dict[str, Any]:
     """How it went. Unscored is null, never 0; times are local and without a zone, as BenchFlow writes them."""
-    tally, events = rollout.tally, rollout.trajectory.events
+    tally, events = report.tally, report.events
     calls = int(tally.get("calls", 0))
     prompt, completion = int(tally.get("prompt_tokens", 0)), int(tally.get("completion_tokens", 0))
-    timed_out = rollout.error is not None and rollout.error.category == "timeout"
-    model = rollout.plan.provider.model if rollout.plan.provider else None
-    acp = rollout.trajectory.source == "acp"
+    timed_out = report.error is not None and report.error.category == "timeout"
+    model = report.plan.model
+    acp = report.trajectory_source == "acp"
     source = None if not events or not model else ("partial_acp" if timed_out else "acp") if acp else "scraped"
-    tools = rollout.trajectory.tool_calls
+    tools = report.tool_calls
     result: dict[str, Any] = {
-        "task_name": rollout.task.name,
-        "rollout_name": rollout.dir.name,
-        "rewards": rollout.rewards,
-        "agent": rollout.plan.agent.name,
-        "agent_name": rollout.agent_name,
+        "task_name": report.task.name,
+        "rollout_name": report.name,
+        "rewards": report.rewards,
+        "agent": report.plan.agent.name,
+        "agent_name": report.agent_name,
         "model": model,
         "n_tool_calls": tools,
         "n_skill_invocations": 0,
@@ -85,43 +115,43 @@ def result_json(rollout: Rollout) -> dict[str, Any]:
             "total_cost_usd": None,
         },
         "token_capture": {
-            "capture": bool(rollout.plan.provider and rollout.plan.provider.capture),
+            "capture": report.plan.capture,
             "calls": calls,
             "complete_calls": int(tally.get("complete_calls", 0)),
             "incomplete": tally.get("incomplete", {}),
         },
         "trajectory_summary": summary_of(events, timed_out, source),
         "usage_tracking": {"endpoint_kind": "sandbox"} if model else None,
-        "stop_reason": rollout.stop_reason,
-        "error": _text(rollout.error),
-        "error_category": rollout.error.category if rollout.error else None,
-        "verifier_error": _text(rollout.verifier_error),
-        "verifier_error_category": rollout.verifier_error.category if rollout.verifier_error else None,
-        "export_error": rollout.export_error,
+        "stop_reason": report.stop_reason,
+        "error": _text(report.error),
+        "error_category": report.error.category if report.error else None,
+        "verifier_error": _text(report.verifier_error),
+        "verifier_error_category": report.verifier_error.category if report.verifier_error else None,
+        "export_error": report.export_error,
         "partial_trajectory": timed_out,
         "trajectory_source": source,
-        "hardening": {"removed": rollout.cleaned},
-        "policy_version": rollout.plan.session.policy_version,
-        "sandbox": rollout.pool.kind,
-        "task_digest": rollout.task.digest,
-        "retry_of": rollout.retry_of,
-        "started_at": str(rollout.started),
+        "hardening": {"removed": report.removed},
+        "policy_version": report.plan.session.policy_version,
+        "sandbox": report.environment,
+        "task_digest": report.task.digest,
+        "retry_of": report.retry_of,
+        "started_at": str(report.started),
         "finished_at": str(datetime.datetime.now()),
-        "timing": dict(rollout.timing),
+        "timing": dict(report.timing),
     }
     return result
 
 
 def summary_of(events: list[dict[str, Any]], partial: bool, source: str | None) -> dict[str, Any]:
     kinds = Counter(event["type"] for event in events)
-    told = ("tool_call", "user_message", "agent_message", "agent_thought")
+    known = ("tool_call", "user_message", "agent_message", "agent_thought")
     return {
         "steps": len(events),
         "tool_call_steps": kinds["tool_call"],
         "user_message_steps": kinds["user_message"],
         "agent_message_steps": kinds["agent_message"],
         "agent_thought_steps": kinds["agent_thought"],
-        "other_steps": sum(count for kind, count in kinds.items() if kind not in told),
+        "other_steps": sum(count for kind, count in kinds.items() if kind not in known),
         "event_type_counts": dict(kinds),
         "tool_call_status_counts": dict(Counter(e["status"] for e in events if e["type"] == "tool_call")),
         "partial_trajectory": partial,
@@ -135,6 +165,14 @@ def outcome(result: dict[str, Any]) -> str:
     if reward is not None:
         return "passed" if reward == 1.0 else "failed"
     return "verifier_errored" if result.get("verifier_error") and not result.get("error") else "errored"
+
+
+def to_be_retried(result: dict[str, Any]) -> bool:
+    """Whether infrastructure failed. A reward that was read stands, and what the agent did is never retried."""
+    if result.get("rewards") is not None:
+        return False
+    categories = (result.get("error_category"), result.get("verifier_error_category"))
+    return any(category in INFRASTRUCTURE for category in categories if isinstance(category, str))
 
 
 def write_rollout_files(

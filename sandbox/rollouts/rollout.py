@@ -12,51 +12,33 @@ from pathlib import Path
 from typing import Any
 
 from capture.errors import CaptureError
-from capture.journal.files import write_atomic, write_json
+from capture.journal.files import write_json
 from capture.journal.journal import JournalReader
 from capture.journal.layout import RolloutDir
-from proxy import OpenSession, ProxyError, ProxyThread, SessionOptions
-from sandbox.agents import Agent, AgentRun, Model
+from proxy import OpenSession, ProxyError, ProxyThread
+from sandbox.agents import AgentRun, Model
 from sandbox.agents.trajectory import Trajectory
-from sandbox.containers.base import Sandbox, plain_files, run
+from sandbox.containers.archives import regular_files
+from sandbox.containers.base import Sandbox, run
 from sandbox.containers.pool import ContainerPool
-from sandbox.errors import AgentError, DockerError, RolloutError, SandboxError, Stopped, VerifierError
-from sandbox.rollouts.model_endpoint import Provider
-from sandbox.rollouts.result_files import config_json, result_json, write_rollout_files
+from sandbox.errors import AgentError, DockerError, NoReward, RolloutError, SandboxError, Stopped, VerifierError
+from sandbox.rollouts.plan import RolloutPlan
+from sandbox.rollouts.result_files import RolloutReport, config_json, result_json, write_rollout_files
 from sandbox.scoring import hardening
-from sandbox.scoring.verifier import verify
+from sandbox.scoring.verifier import LOG_LIMIT, copy_files, verify
 from sandbox.tasks.task import Task
 
-DEFAULT_BUDGET = 900.0
-LOG_LIMIT = 64 << 20
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What all rollouts of a job have in common."""
-
-    job: str
-    agent: Agent
-    provider: Provider | None
-    #: Variables for the agent's processes, without those that say where the model is.
-    agent_env: dict[str, str] = field(default_factory=dict)
-    #: Seconds for every prompt; None: the task's own, else `DEFAULT_BUDGET`.
-    timeout: float | None = None
-    #: `shared`, `separate`, or None for what the task says.
-    verifier_sandbox: str | None = None
-    #: What the session of each rollout has; its engine, and whether it captures, are the provider's.
-    session: SessionOptions = field(default_factory=SessionOptions)
-
-    def budget(self, task: Task) -> float:
-        return self.timeout or task.agent.timeout_sec or DEFAULT_BUDGET
+#: Categories that an agent reports itself: the journal of its calls may know better.
+REPORTED_BY_AGENT = ("agent_error", "api_error", "acp_error")
 
 
 @dataclass
-class Watch:
-    """How a rollout is seen from outside while it runs."""
+class Observer:
+    """How a rollout is watched and stopped from outside while it runs."""
 
-    say: Callable[[str], None] = lambda _: None
-    #: The user wants to stop: what fails from now on failed for that.
+    #: Prints a line of the run's output.
+    line: Callable[[str], None] = lambda _: None
+    #: The user wants to stop: failures from now on are not the rollout's.
     stop: threading.Event = field(default_factory=threading.Event)
     #: `(rollout, phase)`: `setup`, `agent`, `verifier`.
     phase: Callable[[str, str], None] = lambda _rollout, _phase: None
@@ -65,13 +47,13 @@ class Watch:
 
 
 class Rollout:
-    """One try at one task."""
+    """One attempt at one task."""
 
     def __init__(
-        self, plan: Plan, task: Task, folder: Path, pool: ContainerPool, proxy: ProxyThread | None, watch: Watch,
-        retry_of: str | None = None,
+        self, plan: RolloutPlan, task: Task, folder: Path, pool: ContainerPool, proxy: ProxyThread | None,
+        observer: Observer, retry_of: str | None = None,
     ) -> None:  # fmt: skip
-        self.plan, self.task, self.pool, self.proxy, self.watch = plan, task, pool, proxy, watch
+        self.plan, self.task, self.pool, self.proxy, self.observer = plan, task, pool, proxy, observer
         self.dir = RolloutDir(folder)
         self.retry_of = retry_of
         self.trajectory = Trajectory(self.dir.acp_trajectory)
@@ -84,36 +66,52 @@ class Rollout:
         self.agent_name: str | None = None
         self.session: OpenSession | None = None
         self.tally: dict[str, Any] = {}
-        self.cleaned: list[str] = []
+        self.removed: list[str] = []
         self.export_error: str | None = None
 
     def run(self) -> dict[str, Any]:
-        """Runs it and returns what `result.json` says. Raises `Stopped` when the user stopped the job meanwhile: then
-        there is no `result.json`, and the folder keeps what was captured."""
+        """Runs it and returns the contents of `result.json`. Whatever goes wrong is in the result.
+
+        Raises `Stopped` when the user stopped the job meanwhile: then there is no `result.json`, and the folder keeps
+        what was captured.
+        """
         prompt = "\n\n".join(filter(None, (self.task.agent.prompt_prefix, self.task.prompt)))
-        self.dir.path.mkdir(parents=True, exist_ok=False)
-        write_json(self.dir.config, config_json(self))
-        write_json(self.dir.prompts, [prompt])
-        began = time.monotonic()
+        start = time.monotonic()
+        with self.failing():
+            try:
+                self.dir.path.mkdir(parents=True, exist_ok=False)
+                write_json(self.dir.config, config_json(self.plan, self.task, self.pool.kind, self.started))
+                write_json(self.dir.prompts, [prompt])
+                self.in_sandbox(prompt)
+            finally:
+                self.close_session()
+        with self.failing():
+            self.trajectory.save(now=True)
+            self.correct_category()
+        if self.observer.stop.is_set() and (self.error or self.verifier_error):
+            raise Stopped("the job was stopped")
+        self.timing["total"] = round(time.monotonic() - start, 1)
+        with self.failing():
+            write_rollout_files(self.dir, result_json(self.report()), self.trajectory.events, self.timing)
+        result = result_json(self.report())
+        with contextlib.suppress(CaptureError):  # a full disk: the job's summary still counts the rollout
+            write_json(self.dir.result, result)
+        return result
+
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
+        """Turns what is raised into this rollout's error: one rollout may fail, the job continues."""
         try:
-            self.in_sandbox(prompt)
+            yield
         except RolloutError as error:
             self.error = self.error or error
-        except CaptureError as error:
+        except (CaptureError, OSError) as error:
             self.error = self.error or RolloutError(str(error), "infra_failure")
         except SandboxError:
             raise
-        except Exception as error:  # a fault of ours ends this rollout, not the job
-            self.error = RolloutError(
-                f"this should not have happened ({type(error).__name__}: {error}); please report it"
-            )
-        finally:
-            self.seal()
-            self.trajectory.save(now=True)
-        if self.watch.stop.is_set() and (self.error or self.verifier_error):
-            raise Stopped("the job was stopped")
-        self.timing["total"] = round(time.monotonic() - began, 1)
-        return self.write()
+        except Exception as error:
+            sentence = f"this should not have happened ({type(error).__name__}: {error}); please report it"
+            self.error = self.error or RolloutError(sentence)
 
     def in_sandbox(self, prompt: str) -> None:
         with self.clock("environment_setup"):
@@ -125,28 +123,31 @@ class Rollout:
                 self.act(sandbox, prepared, prompt)
             except AgentError as error:
                 self.error = error
-                if not self.to_be_verified(error):
+                if not self.should_verify(error):
                     return
             self.judge(sandbox, prepared)
         finally:
-            sandbox.remove()
+            self.remove(sandbox)
 
     def prepare(self, sandbox: Sandbox, prompt: str) -> hardening.Prepared:
-        self.watch.phase(self.dir.name, "setup")
+        self.observer.phase(self.dir.name, "setup")
         spec = self.task.sandbox
         for command in spec.setup_commands:
             done = run(sandbox, ["sh", "-c", f'mkdir -p "$0" && cd "$0" && {command}', sandbox.workdir], timeout=600)
             if done.exit_code != 0:
                 raise DockerError(f"the setup command {command!r} failed: {done.tail()}", "sandbox_setup")
         user = self.task.agent.user or "agent"
-        prepared = hardening.prepare(sandbox, user, cleanup_conftests=self.conftests)
+        options = self.task.verifier.hardening
+        prepared = hardening.prepare(
+            sandbox, user, cleanup_conftests=self.cleanup_conftests, safe_path=options.get("safe_path", True)
+        )
         run(sandbox, ["sh", "-c", "cat > /instruction.md; chmod 644 /instruction.md"], stdin=prompt.encode())
         if user == "root":
-            self.watch.say(f"[{self.task.name}] the agent is root: it could forge its reward; see --verifier-sandbox")
+            self.observer.line(f"[{self.task.name}] the agent is root and can forge its reward; see --verifier-sandbox")
         return prepared
 
     @property
-    def conftests(self) -> bool:
+    def cleanup_conftests(self) -> bool:
         return self.task.verifier.hardening.get("cleanup_conftests", True)
 
     def act(self, sandbox: Sandbox, prepared: hardening.Prepared, prompt: str) -> None:
@@ -157,69 +158,73 @@ class Rollout:
         agent_run = AgentRun(
             sandbox, self.task, prepared, prompt, model, env, self.trajectory, self.dir.agent,
             self.plan.budget(self.task),
-            on_begin=lambda: self.watch.phase(name, "agent"),
+            on_begin=lambda: self.observer.phase(name, "agent"),
         )  # fmt: skip
-        self.watch.phase(name, "agent")
+        self.observer.phase(name, "agent")
         try:
             with self.clock("agent_execution"):
                 self.stop_reason = agent.act(agent_run)
-        except AgentError as error:
+        except (AgentError, DockerError) as error:  # Docker refuses to run a command in what the agent ended
             if (cause := sandbox.cause_of_death(None)) is not None:
                 raise AgentError(f"{agent.name} {cause[1]}", cause[0]) from error
             raise
         finally:
-            self.agent_name = agent_run.said_name or agent.name
+            self.agent_name = agent_run.reported_name or agent.name
             self.after_act(sandbox)
-        if failed := self.model_failure():
-            raise failed
+        if failure := self.model_failure():
+            raise failure
         if model is not None and not self.tally.get("calls"):
             raise AgentError(f"{agent.name} ended its turn without one call to its model")
-        self.watch.say(f"[{self.task.name}]   → {self.stop_reason}, {self.trajectory.tool_calls} total tool calls")
+        self.observer.line(f"[{self.task.name}]   → {self.stop_reason}, {self.trajectory.tool_calls} total tool calls")
 
     def after_act(self, sandbox: Sandbox) -> None:
-        """Ends the agent for good: first its processes, then its session, so that nothing is left that could call."""
+        """Ends the agent's processes, then its session, so that nothing is left that could call; copies its logs."""
         sandbox.end_processes()
-        self.seal()
+        self.close_session()
         for folder, to in (("/logs/agent", self.dir.agent), ("/logs/artifacts", self.dir.artifacts)):
             with contextlib.suppress(AgentError):
-                archive = sandbox.get(folder, LOG_LIMIT)
-                for path, data in plain_files(archive).items() if archive else ():
-                    write_atomic(to / path, data)
+                if archive := sandbox.get(folder, LOG_LIMIT):
+                    copy_files(regular_files(archive), to)
 
-    def to_be_verified(self, error: RolloutError) -> bool:
-        """An agent that worked and failed is judged by what it left; one that never came to its model is not."""
+    def should_verify(self, error: RolloutError) -> bool:
+        """An agent that worked and failed is judged by what it left; one that never reached its model is not."""
         if error.category in ("install_failure", "infra_failure", "sandbox_setup"):
             return False
         return self.plan.agent.needs_model is False or bool(self.tally.get("calls")) or error.category != "acp_error"
 
     def judge(self, sandbox: Sandbox, prepared: hardening.Prepared) -> None:
-        self.watch.phase(self.dir.name, "verifier")
-        mode = self.plan.verifier_sandbox or self.task.verifier.sandbox_mode or "shared"
+        """Runs the verifier. Where the agent left nothing that can be judged, the reward is 0."""
+        self.observer.phase(self.dir.name, "verifier")
         try:
-            with self.clock("verifier"), self.cleaned_box(sandbox, prepared, mode) as judged:
+            with self.clock("verifier"), self.verifier_sandbox(sandbox, prepared) as judged:
                 self.rewards = verify(judged, self.task, prepared, self.dir.verifier)
         except VerifierError as error:
             self.verifier_error = error
+        except AgentError as error:
+            self.error = self.error or error
+            self.rewards = {"reward": 0.0}
         except RolloutError as error:
-            self.verifier_error = VerifierError(f"the verifier could not be run: {error}", "verifier_infra")
-        if self.rewards is None and self.error and self.error.category == "timeout" and self.wrote_no_reward():
+            if self.rewards is None:
+                self.verifier_error = VerifierError(f"the verifier could not be run: {error}", "verifier_infra")
+        timed_out = self.error is not None and self.error.category == "timeout"
+        if self.rewards is None and timed_out and isinstance(self.verifier_error, NoReward):
             self.rewards, self.verifier_error = {"reward": 0.0}, None
-        if self.rewards is not None and not self.watch.stop.is_set():  # what is dropped is not told
-            self.watch.say(f"[{self.task.name}] Rewards: {self.rewards}")
-
-    def wrote_no_reward(self) -> bool:
-        return self.verifier_error is not None and str(self.verifier_error).startswith("No reward file found")
+        if self.rewards is not None and not self.observer.stop.is_set():
+            self.observer.line(f"[{self.task.name}] Rewards: {self.rewards}")
 
     @contextlib.contextmanager
-    def cleaned_box(self, sandbox: Sandbox, prepared: hardening.Prepared, mode: str) -> Iterator[Sandbox]:
-        """The box in which the verifier runs: the agent's, cleaned, or a fresh one that gets the cleaned workspace."""
+    def verifier_sandbox(self, sandbox: Sandbox, prepared: hardening.Prepared) -> Iterator[Sandbox]:
+        """Where the verifier runs: the agent's sandbox, cleaned, or a fresh one that gets the cleaned workspace."""
         user = self.task.verifier.user
-        self.cleaned = hardening.clean(sandbox, prepared, verifier_user=user, cleanup_conftests=self.conftests)
-        if mode == "shared":
+        self.removed = hardening.clean(
+            sandbox, prepared, verifier_user=user, cleanup_conftests=self.cleanup_conftests,
+            verifier_dir=self.task.verifier_dir,
+        )  # fmt: skip
+        if self.plan.verifier_mode(self.task) == "shared":
             yield sandbox
             return
         archive = sandbox.get(prepared.workdir, min(self.task.sandbox.storage_mb, 2048) << 20)
-        fresh = self.pool.fresh(self.task, self.dir.name)
+        fresh = self.pool.verifier_sandbox(self.task, self.dir.name)
         try:
             hardening.prepare(fresh, prepared.user)
             run(fresh, ["sh", "-c", 'rm -rf -- "$1"; mkdir -p "$1"', "sh", prepared.workdir])
@@ -228,22 +233,28 @@ class Rollout:
             run(fresh, ["sh", "-c", hardening.RESET, "sh", prepared.workdir, user], timeout=hardening.BUDGET)
             yield fresh
         finally:
-            fresh.remove()
+            self.remove(fresh)
+
+    def remove(self, sandbox: Sandbox) -> None:
+        """A sandbox that cannot be removed is reported; the rollout's result stands."""
+        try:
+            sandbox.remove()
+        except DockerError as error:
+            self.observer.line(f"[{self.task.name}] {error}")
 
     def open_session(self) -> Model | None:
         if not self.plan.agent.needs_model or self.proxy is None or self.plan.provider is None:
             return None
-        provider = self.plan.provider
         try:
             self.session = self.proxy.open_session(self.dir.name, journal=self.dir.journal.absolute())
         except ProxyError as error:
             raise DockerError(f"the proxy opened no session: {error}") from error
-        self.watch.session(self.dir.name, self.session.id)
-        url = f"http://{self.pool.host_for(self.task)}:{self.proxy.port}/v1"
-        return Model(url, self.session.api_key, provider.served)
+        self.observer.session(self.dir.name, self.session.id)
+        url = f"http://{self.pool.proxy_address(self.task)}:{self.proxy.port}/v1"
+        return Model(url, self.session.api_key, self.plan.provider.served)
 
-    def seal(self) -> None:
-        """Closes the session: its key opens nothing any more, its journal is whole."""
+    def close_session(self) -> None:
+        """Revokes the session's key and completes its journal; may be called twice."""
         if self.session is None or self.proxy is None:
             return
         session, self.session = self.session, None
@@ -251,47 +262,59 @@ class Rollout:
             self.tally = self.proxy.close_session(session.id)
             self.export_error = self.tally.get("journal_failed")
         except ProxyError as error:
-            self.export_error = f"the session could not be sealed: {error}"
+            self.export_error = f"the session could not be closed: {error}"
 
-    def model_failure(self) -> AgentError | None:
-        """The error of a turn that ended because its last call was not answered, though the agent did not say so."""
+    def last_outcome(self) -> tuple[str, AgentError | None]:
+        """How the journal's last call ended (`none` without calls), and its error where it was not answered."""
         if not self.tally.get("calls"):
-            return None
+            return "none", None
         try:
             last = max(JournalReader(self.dir.journal), key=lambda call: call.number, default=None)
         except CaptureError:
-            return None
+            return "none", None
         if last is None or last.outcome in ("ok", "aborted"):
-            return None
-        told = self.tally.get("last_error") or _said(last.response_body) or f"HTTP {last.status_code}"
-        return AgentError(f"the model's last call failed ({told})", _provider(last.status_code))
+            return last.outcome if last else "none", None
+        reason = self.tally.get("last_error") or _message(last.response_body) or f"HTTP {last.status_code}"
+        return "error", AgentError(f"the model's last call failed ({reason})", _category(last.status_code))
 
-    def write(self) -> dict[str, Any]:
-        """Every file of the folder, `result.json` last."""
-        told_by_agent = self.error is not None and self.error.category in ("agent_error", "api_error", "acp_error")
-        if told_by_agent and (failed := self.model_failure()):
-            self.error = AgentError(str(self.error), failed.category)
-        result = result_json(self)
-        write_rollout_files(self.dir, result, self.trajectory.events, self.timing)
-        write_json(self.dir.result, result)
-        return result
+    def model_failure(self) -> AgentError | None:
+        """The error of a turn that ended because its last call was not answered, though the agent did not report it."""
+        return self.last_outcome()[1]
+
+    def correct_category(self) -> None:
+        """An agent's error gets the category that the journal proves: a failed last call is the provider's, and an
+        agent that blames its model although every call was answered failed by itself."""
+        if self.error is None or self.error.category not in REPORTED_BY_AGENT:
+            return
+        outcome, failure = self.last_outcome()
+        if failure is not None:
+            self.error = AgentError(str(self.error), failure.category)
+        elif self.error.category == "api_error" and outcome == "ok":
+            self.error = AgentError(str(self.error))
+
+    def report(self) -> RolloutReport:
+        return RolloutReport(
+            self.plan, self.task, self.dir.name, self.pool.kind, self.started, self.agent_name, self.rewards,
+            self.tally, self.trajectory.events, self.trajectory.tool_calls, self.trajectory.source, self.stop_reason,
+            self.error, self.verifier_error, self.export_error, self.removed, self.retry_of, self.timing,
+        )  # fmt: skip
 
     @contextlib.contextmanager
-    def clock(self, name: str) -> Iterator[None]:
-        began = time.monotonic()
+    def clock(self, phase: str) -> Iterator[None]:
+        start = time.monotonic()
         try:
             yield
         finally:
-            self.timing[name] = round(self.timing.get(name, 0.0) + time.monotonic() - began, 1)
+            self.timing[phase] = round(self.timing.get(phase, 0.0) + time.monotonic() - start, 1)
 
 
-def _said(body: dict[str, Any]) -> str | None:
-    """The sentence of an error's body, which every dialect keeps in the same place."""
+def _message(body: dict[str, Any]) -> str | None:
+    """The message of an error's body, which every dialect keeps in the same place."""
     error = body.get("error")
     return str(error.get("message")) if isinstance(error, dict) else None
 
 
-def _provider(status: int) -> str:
+def _category(status: int) -> str:
     if status in (401, 403):
         return "provider_auth"
     if status == 429:

@@ -1,26 +1,33 @@
-"""What stands between an agent and a forged reward: its own user before; cleaned files, a pinned environment after.
+"""What keeps an agent from forging its reward: its own user before, cleaned files and a pinned environment after.
 
-The order matters. `prepare` runs before the agent: it is somebody else than root, `/logs/verifier` does not exist,
-tests and solution are not there. `clean` runs when every process of the agent is proved gone, before the tests arrive.
-An agent that is root (a task may say so) defeats the first half; `--verifier-sandbox separate` is the answer to that.
+The order matters. `prepare` runs before the agent: the agent is not root, `/logs/verifier` does not exist, tests and
+solution are not in the sandbox. `clean` runs when every process of the agent is proved gone, before the tests arrive.
+An agent that is root (a task may ask for it) defeats the first half; `--verifier-sandbox separate` answers that.
+
+The verifier runs in the workspace, whose files are the agent's. What Python, pytest, Node.js and shells load from their
+working directory without being asked is taken away or switched off: the folder itself from `sys.path`
+(PYTHONSAFEPATH, Python 3.11; on older ones modules of the workspace that hide another), configuration files, caches,
+Node.js packages that hide an installed one, relative entries of search paths. What a verifier imports from the
+workspace by name is its own decision.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from sandbox.containers.base import Sandbox, run
-from sandbox.containers.local import LocalSandbox
-from sandbox.errors import DockerError, VerifierError
+from sandbox.errors import AgentError, DockerError, VerifierError
 
 SAFE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-#: Files that Python or pytest run unasked when they lie in the right place.
-AUTORUN = ("conftest.py", "sitecustomize.py", "usercustomize.py", "*.pth")
-#: What would shadow pytest itself where it is run from the workspace.
-SHADOWS = ("pytest.py", "pytest", "_pytest", "pluggy", "iniconfig")
+#: Files that Python, pytest or npm run, or take programs to run from, when they lie in the right place.
+AUTORUN = ("conftest.py", "sitecustomize.py", "usercustomize.py", "*.pth", ".npmrc")
+#: pytest's own modules: removed from the workspace even where Python would not look there.
+PYTEST_MODULES = frozenset({"pytest", "_pytest", "py", "pluggy", "iniconfig"})
+#: Ends of the files that Python imports.
+MODULE_SUFFIXES = (".py", ".pyc", ".pyo", ".so")
+#: Seconds for each step.
 BUDGET = 180.0
 
 PREPARE = r"""
@@ -43,28 +50,42 @@ for locked in /oracle /solution /verifier /tests /testbed_verify; do
   if [ -d "$locked" ] && [ ! -L "$locked" ]; then chown root:root "$locked"; chmod 700 "$locked"; fi
 done
 grep "^$user:" /etc/passwd
+if command -v python3 >/dev/null; then cd / && python3 -I -c "$3"; fi
 """
 
-#: Run as the agent: directories of PATH in which it can change nothing, nor in any directory above.
+#: Names that `python3` of the image can import, one per line; nothing where it honors PYTHONSAFEPATH (3.11 and later).
+IMPORTABLE = """
+import pkgutil, sys
+if sys.version_info < (3, 11):
+    print("\\n".join({m[1] for m in pkgutil.iter_modules()} | set(sys.builtin_module_names)))
+"""
+
+#: Run as the agent: of each search path the folders in which it can change nothing, nor in any folder above.
 UNWRITABLE = r"""
 IFS=:
-for dir in $PATH; do
-  at=$dir ok=1
-  case $dir in /*) ;; *) continue ;; esac
-  [ -d "$dir" ] || continue
-  while [ -n "$at" ]; do if [ -w "$at" ]; then ok=0; fi; at=${at%/*}; done
-  if [ $ok = 1 ]; then printf '%s\n' "$dir"; fi
+for list in "$PATH" "${LD_LIBRARY_PATH-}"; do
+  for dir in $list; do
+    at=$dir ok=1
+    case $dir in /*) ;; *) continue ;; esac
+    [ -d "$dir" ] || continue
+    while [ -n "$at" ]; do if [ -w "$at" ]; then ok=0; fi; at=${at%/*}; done
+    if [ $ok = 1 ]; then printf '%s:' "$dir"; fi
+  done
+  echo
 done
 """
 
-#: What could trip a verifier: names that Python or pytest run unasked, anywhere; behind a \1, links that leave the
-#: workspace for anything but the system's own folders, and files that are none, as "path\0target\0".
+#: What could run in place of a verifier's own code. Names end in a \0; sections in the name
+#: //, which no file has:
+#: 1. files that Python, pytest or npm run unasked, anywhere;
+#: 2. links that leave the workspace for anything but the system's folders, and special files, as "path\0target\0";
+#: 3. files at the top of the workspace, and the `__init__` files of its top folders;
+#: 4. Node.js packages of the workspace, and 5. those that are installed for everybody.
 SCAN = r"""
 work=$1; shift
 find / "$work" /tmp /var/tmp -xdev \( "$@" \) -print0 2>/dev/null
 find /tmp /var/tmp -xdev -name "*.py" -print0 2>/dev/null
-for shadow in SHADOWS; do if [ -e "$work/$shadow" ]; then printf "%s\0" "$work/$shadow"; fi; done
-printf "\1\0"
+printf "//\0"
 find "$work" -xdev \( -type l -o -type p -o -type s -o -type b -o -type c \) -exec sh -c '
 work=$0
 for path do
@@ -75,7 +96,17 @@ for path do
   fi
   printf "%s\0%s\0" "$path" "$target"
 done' "$work" {} +
-""".replace("SHADOWS", " ".join(SHADOWS))
+printf "//\0"
+find "$work" -xdev -mindepth 1 -maxdepth 1 ! -type d -print0
+find "$work" -xdev -mindepth 2 -maxdepth 2 -name "__init__.*" -print0
+printf "//\0"
+find "$work/node_modules" -mindepth 1 -maxdepth 1 -print0 2>/dev/null
+printf "//\0"
+IFS=:
+for dir in ${NODE_PATH-} /usr/local/lib/node_modules /usr/lib/node_modules; do
+  if [ -d "$dir" ]; then find "$dir" -mindepth 1 -maxdepth 1 -print0; fi
+done
+"""
 
 RESET = r"""
 set -eu
@@ -92,82 +123,144 @@ if [ -d "$work" ] && [ ! -L "$work" ]; then chown -R -h root "$work"; fi
 class Scan:
     """What `SCAN` found."""
 
+    #: Files that are run unasked, and their like in temporary folders.
     names: frozenset[str] = frozenset()
+    #: Links that leave the workspace, and special files, with their targets.
     links: Mapping[str, str] = field(default_factory=dict)
+    #: Modules and Node.js packages of the workspace that hide others.
+    shadows: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """How the sandbox was when the agent began; `clean` needs it."""
+    """The sandbox as it was when the agent began; `clean` needs it."""
 
     user: str
     home: str
     workdir: str
     #: PATH for the verifier: the image's own, without what the agent could change.
     path: str
-    #: What could trip the verifier and was there before the agent: names, and links with their targets.
+    #: What was there before the agent.
     before: Scan
-    #: Those of them that the agent can reach, as archives to put back.
-    kept: dict[str, bytes]
+    #: Those of the files that the agent can reach, as archives to put back.
+    originals: Mapping[str, bytes]
+    #: The same for LD_LIBRARY_PATH; None where the image sets none.
+    library_path: str | None = None
+    #: Modules that the workspace must not hide: pytest's, and all of a Python without PYTHONSAFEPATH.
+    importable: frozenset[str] = PYTEST_MODULES
+    #: Whether Python leaves the working directory out of `sys.path`.
+    safe_path: bool = True
 
 
-def prepare(sandbox: Sandbox, user: str, *, cleanup_conftests: bool = True) -> Prepared:
-    """Makes the agent's user, gives it the workspace, closes what it must not see. Raises `DockerError`."""
-    if isinstance(sandbox, LocalSandbox):  # this machine's own users and folders are left alone
-        return Prepared("", str(sandbox.root), sandbox.workdir, os.environ.get("PATH", SAFE_PATH), Scan(), {})
-    done = run(sandbox, ["sh", "-c", PREPARE, "sh", user, sandbox.workdir], timeout=BUDGET)
+def prepare(sandbox: Sandbox, user: str, *, cleanup_conftests: bool = True, safe_path: bool = True) -> Prepared:
+    """Creates the agent's user, gives it the workspace, locks away what it must not see. Raises `DockerError`."""
+    if not sandbox.isolates:  # this machine's own users and folders are left alone
+        return Prepared("", sandbox.workdir, sandbox.workdir, SAFE_PATH, Scan(), {}, safe_path=safe_path)
+    done = run(sandbox, ["sh", "-c", PREPARE, "sh", user, sandbox.workdir, IMPORTABLE], timeout=BUDGET)
     if done.exit_code != 0:
         raise DockerError(f"the sandbox cannot be prepared: {done.tail() or 'no answer in time'}", "sandbox_setup")
-    home = done.stdout.decode().strip().rsplit(":", 2)[-2]
+    passwd, *modules = done.stdout.decode(errors="replace").strip().splitlines()
+    home = passwd.rsplit(":", 2)[-2]
+    path, library_path = _unwritable(sandbox, user) if user != "root" else ("", None)
+    importable = PYTEST_MODULES | frozenset(modules) if safe_path else PYTEST_MODULES
+    before = scan(sandbox, cleanup_conftests, importable)
+    reachable = (f"{sandbox.workdir}/", f"{home}/", "/tmp/", "/var/tmp/", "/output/", "/outputs/")  # noqa: S108 - in the sandbox
+    originals = {
+        name: data for name in before.names if name.startswith(reachable) and (data := sandbox.get(name, 64 << 20))
+    }
+    return Prepared(
+        user, home, sandbox.workdir, path or SAFE_PATH, before, originals, library_path, importable, safe_path
+    )
+
+
+def _unwritable(sandbox: Sandbox, user: str) -> tuple[str, str | None]:
+    """PATH and LD_LIBRARY_PATH without what the user can write to. A relative or empty entry is the workspace."""
     listed = run(sandbox, ["sh", "-c", UNWRITABLE], user=user, timeout=BUDGET)
-    path = ":".join(listed.stdout.decode().split("\n")).strip(":") if user != "root" else ""
-    before = scan(sandbox, cleanup_conftests)
-    reach = (f"{sandbox.workdir}/", f"{home}/", "/tmp/", "/var/tmp/", "/output/", "/outputs/")  # noqa: S108 - in the sandbox
-    kept = {name: data for name in before.names if name.startswith(reach) and (data := sandbox.get(name, 64 << 20))}
-    return Prepared(user, home, sandbox.workdir, path or SAFE_PATH, before, kept)
+    path, libraries, *_ = [*listed.stdout.decode(errors="replace").split("\n"), "", ""]
+    return path.strip(":"), libraries.strip(":")
 
 
 def clean(
-    sandbox: Sandbox, prepared: Prepared, *, verifier_user: str = "root", cleanup_conftests: bool = True
-) -> list[str]:
-    """Takes out what the agent left for the verifier to trip over, and returns what that was.
+    sandbox: Sandbox, prepared: Prepared, *, verifier_user: str = "root", cleanup_conftests: bool = True,
+    verifier_dir: Path | None = None,
+) -> list[str]:  # fmt: skip
+    """Removes what the agent left that could run in place of the verifier's code, and returns its paths.
 
-    To be called when the agent's processes are gone: nothing here is safe against one that still runs.
-    Raises `VerifierError` when it cannot be done in `BUDGET` seconds.
+    Must be called when the agent's processes are gone: nothing here is safe against one that still runs.
+    `verifier_dir` is the task's: its modules must not be hidden either.
+    Raises `AgentError` when the agent left too much to search, `VerifierError` when a step exceeds `BUDGET` seconds.
     """
-    if isinstance(sandbox, LocalSandbox):
-        sandbox.make_clean()
+    if not sandbox.isolates:
+        run(sandbox, ["sh", "-c", 'rm -rf -- "$@" && mkdir -p "$1"', "sh", "/logs/verifier", "/verifier", "/tests"])
         return []
-    found = scan(sandbox, cleanup_conftests)
-    doomed = set(found.names - prepared.before.names)
+    importable = prepared.importable
+    if importable != PYTEST_MODULES and verifier_dir is not None:
+        importable |= {path.name.split(".")[0] for path in verifier_dir.rglob("*")}
+    found = scan(sandbox, cleanup_conftests, importable)
+    doomed = set(found.names - prepared.before.names) | set(found.shadows - prepared.before.shadows)
     doomed |= {name for name, target in found.links.items() if prepared.before.links.get(name) != target}
     if doomed:
         _must(sandbox, ["rm", "-rf", "--"], sorted(doomed))
     _must(sandbox, ["sh", "-c", RESET, "sh", prepared.workdir, verifier_user], ())
-    for name, archive in prepared.kept.items():
+    for name, archive in prepared.originals.items():
         run(sandbox, ["sh", "-c", 'rm -rf -- "$1"; mkdir -p "${1%/*}"', "sh", name])
         sandbox.put(archive, str(PurePosixPath(name).parent))
-    return sorted(doomed)
+    return [printable_path(name) for name in sorted(doomed)]
 
 
-def scan(sandbox: Sandbox, conftests: bool = True) -> Scan:
-    """What lies in the sandbox that could trip a verifier. Raises `VerifierError` when that takes too long."""
+def printable_path(name: str) -> str:
+    """A path of the agent's as text: bytes that are not UTF-8 are escaped, `\\xff`."""
+    return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
+def scan(sandbox: Sandbox, conftests: bool = True, importable: Set[str] = PYTEST_MODULES) -> Scan:
+    """What in the sandbox could run in place of a verifier's code.
+
+    Raises `AgentError` for more names than can be read, `VerifierError` when the search takes too long.
+    """
     tests = [word for name in AUTORUN if conftests or name != "conftest.py" for word in ("-o", "-name", name)][1:]
     done = run(sandbox, ["sh", "-c", SCAN, "sh", sandbox.workdir, *tests], timeout=BUDGET, limit=64 << 20)
-    if done.exit_code is None or done.dropped:
-        raise VerifierError("the sandbox holds too many files to be searched for what would trip the verifier")
-    files, _, links = done.stdout.decode(errors="surrogateescape").partition("\1\0")
-    words = links.split("\0")[:-1]
-    return Scan(frozenset(files.split("\0")[:-1]), dict(zip(words[::2], words[1::2], strict=True)))
+    if done.dropped:
+        raise AgentError("the agent left too many files to be searched for what would trip the verifier", "disk_full")
+    if done.exit_code is None:
+        raise VerifierError(f"searching the sandbox for what would trip the verifier took more than {BUDGET:g} s")
+    names, links, modules, packages, installed = _sections(done.stdout.decode(errors="surrogateescape"))
+    common = {name.rpartition("/")[2] for name in installed}
+    shadows = {name for path in modules if (name := _module_of(path)) and _stem(name) in importable}
+    shadows |= {path for path in packages if path.rpartition("/")[2] in common}
+    return Scan(frozenset(names), dict(zip(links[::2], links[1::2], strict=False)), frozenset(shadows))
+
+
+def _sections(output: str) -> list[list[str]]:
+    sections: list[list[str]] = [[]]
+    for name in output.split("\0")[:-1]:
+        if name == "//":
+            sections.append([])
+        else:
+            sections[-1].append(name)
+    return [*sections, [], [], [], []][:5]
+
+
+def _module_of(path: str) -> str | None:
+    """What makes a path importable: the file itself, or its folder for an `__init__` file; None where nothing does."""
+    if not path.endswith(MODULE_SUFFIXES):
+        return None
+    folder, _, name = path.rpartition("/")
+    return folder if name.startswith("__init__.") and folder.count("/") else path
+
+
+def _stem(path: str) -> str:
+    return path.rpartition("/")[2].split(".")[0]
 
 
 def verifier_env(
     prepared: Prepared, own: dict[str, str], verifier_dir: str, plugins: Iterable[str] = ()
 ) -> dict[str, str]:
-    """The verifier's environment: the task's own variables, then ours over them."""
+    """The verifier's environment: the task's own variables, overridden by ours."""
     addopts = f"-c /dev/null --confcutdir={verifier_dir} --rootdir={prepared.workdir} -p no:cacheprovider"
     inside_root = prepared.workdir == "/root" or prepared.workdir.startswith("/root/")
     return {
+        **({} if prepared.library_path is None else {"LD_LIBRARY_PATH": prepared.library_path}),
         **own,
         "PATH": prepared.path,
         "HOME": "/nonexistent" if inside_root else "/root",
@@ -175,9 +268,11 @@ def verifier_env(
         "LD_PRELOAD": "",
         "BASH_ENV": "",
         "ENV": "",
+        "CDPATH": "",
         "PYTHONPATH": "",
         "PYTHONHOME": "",
         "PYTHONSTARTUP": "",
+        "PYTHONSAFEPATH": "1" if prepared.safe_path else "",
         "PYTHONNOUSERSITE": "1",
         "PYTHONBREAKPOINT": "0",
         "PYTHONPYCACHEPREFIX": "/nonexistent",
@@ -185,6 +280,7 @@ def verifier_env(
         "PYTEST_ADDOPTS": " ".join([addopts, *(f"-p {name}" for name in plugins)]),
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PIP_CONFIG_FILE": "/dev/null",
+        "UV_NO_CONFIG": "1",
         "GIT_CONFIG_GLOBAL": "/dev/null",
         # A repository's own settings can name programs that git runs.
         "GIT_CONFIG_COUNT": "2",

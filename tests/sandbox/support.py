@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.agents import Agent, AgentRun
-from sandbox.containers.base import Sandbox, run
-from sandbox.rollouts.job import Options, Outcome, run_job
+from sandbox.containers.base import run
+from sandbox.containers.pool import DockerPool, PoolFactory
+from sandbox.rollouts.job import JobOptions, JobOutcome, run_job
 from sandbox.rollouts.model_endpoint import Provider
+from sandbox.rollouts.plan import RolloutPlan
 from sandbox.rollouts.progress import Progress
-from sandbox.rollouts.rollout import Plan
 from sandbox.tasks.task import Task, load_task
 
 #: Passes when answer.txt holds 42; says nothing about how it came there.
@@ -46,19 +47,14 @@ def make_task(
     return load_task(folder / name)
 
 
-class ShellAgent:
-    """A double: an agent whose whole mind is one shell script, run as the agent's own user."""
+class ShellAgent(Agent):
+    """A double: an agent that runs one shell script as its own user."""
 
     name = "shell"
-    aliases: tuple[str, ...] = ()
-    version = None
 
     def __init__(self, script: str, *, needs_model: bool = False, user: str | None = None) -> None:
         self.script, self.needs_model, self.user = script, needs_model, user
         self.said = ""
-
-    def install(self, sandbox: Sandbox) -> None:
-        pass
 
     def act(self, agent_run: AgentRun) -> str:
         agent_run.begin()
@@ -68,7 +64,7 @@ class ShellAgent:
             user=self.user or agent_run.prepared.user,
             env=agent_run.env,
             cwd=agent_run.prepared.workdir,
-            timeout=agent_run.left(),
+            timeout=agent_run.seconds_left(),
         )
         self.said = done.output
         if done.timed_out:
@@ -96,7 +92,7 @@ class ByTask(ShellAgent):
 class Seen:
     """One rollout that was run: its result and its folder."""
 
-    def __init__(self, outcome: Outcome, folder: Path, said: str, lines: str) -> None:
+    def __init__(self, outcome: JobOutcome, folder: Path, said: str, lines: str) -> None:
         self.outcome, self.folder, self.said, self.lines = outcome, folder, said, lines
         self.result: dict[str, Any] = json.loads((folder / "result.json").read_text())
 
@@ -108,14 +104,15 @@ class Seen:
 
 def attempt(
     tmp_path: Path, task: Task, agent: Agent | str, *, provider: Provider | None = None, job: str = "job",
-    options: Callable[[Path], Options] = lambda jobs: Options(jobs_dir=jobs), **plan: Any,
+    options: Callable[[Path], JobOptions] = lambda jobs: JobOptions(jobs_dir=jobs),
+    make_pool: PoolFactory = DockerPool, **plan: Any,
 ) -> Seen:  # fmt: skip
     """Runs one task once in Docker and returns what came of it."""
     who = ShellAgent(agent) if isinstance(agent, str) else agent
     out = io.StringIO()
     outcome = run_job(
-        Plan(job=job, agent=who, provider=provider, **plan), [task], options(tmp_path / "jobs"),
-        Progress(out, live=False),
+        RolloutPlan(job=job, agent=who, provider=provider, **plan), [task], options(tmp_path / "jobs"),
+        Progress(out, live=False), make_pool=make_pool,
     )  # fmt: skip
     folders = sorted((tmp_path / "jobs" / job).glob("*/result.json"), key=lambda p: p.stat().st_mtime)
     return Seen(outcome, folders[-1].parent, getattr(who, "said", ""), out.getvalue())
@@ -124,8 +121,8 @@ def attempt(
 def attempt_all(tmp_path: Path, scripts: dict[str, str], tasks: list[Task]) -> dict[str, Seen]:
     """Runs every task once, four at a time in one job, each with the script of its name."""
     agent, out = ByTask(scripts), io.StringIO()
-    plan = Plan(job="all", agent=agent, provider=None)
-    outcome = run_job(plan, tasks, Options(jobs_dir=tmp_path / "jobs"), Progress(out, live=False))
+    plan = RolloutPlan(job="all", agent=agent, provider=None)
+    outcome = run_job(plan, tasks, JobOptions(jobs_dir=tmp_path / "jobs"), Progress(out, live=False))
     folders = {
         path.parent.name.rpartition("__")[0]: path.parent for path in (tmp_path / "jobs").glob("all/*/result.json")
     }

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from sandbox.agents import AgentRun, acp
+from sandbox.agents import Agent, AgentRun, acp
 from sandbox.agents.trajectory import Trajectory
-from sandbox.containers.base import STDOUT, Sandbox, file_archive, run
+from sandbox.containers.archives import file_archive
+from sandbox.containers.base import STDOUT, Sandbox, run
 from sandbox.errors import AgentError
 from sandbox.scoring.hardening import SAFE_PATH, Prepared, Scan
 from tests.sandbox.support import Seen, attempt, make_task
@@ -99,7 +100,7 @@ def test_the_recorded_conversation_becomes_a_trajectory(tmp_path: Path) -> None:
     assert call["raw_input"] == {"command": "printf 42 > answer.txt"}
     assert call["content"][0]["content"]["text"] == "(no output)"
     assert events[2]["text"].startswith("Done: ")
-    assert agent_run.said_name == "pi-acp" and agent_run.trajectory.tool_calls == 1
+    assert agent_run.reported_name == "pi-acp" and agent_run.trajectory.tool_calls == 1
 
 
 def test_what_we_ask_is_what_the_recording_asked(tmp_path: Path) -> None:
@@ -177,10 +178,10 @@ for line in sys.stdin:
 """  # noqa: E501
 
 
-class FakeAcpAgent:
-    """A double: a program in the sandbox that speaks ACP as badly as it is told to."""
+class FakeAcpAgent(Agent):
+    """A double: a program in the sandbox that speaks ACP as badly as `mode` says."""
 
-    name, aliases, needs_model, version = "fake-acp", (), False, None
+    name, needs_model = "fake-acp", False
 
     def __init__(self, mode: str) -> None:
         self.mode = mode
@@ -194,7 +195,8 @@ class FakeAcpAgent:
         command = ["python3", "/opt/fake/fake.py"]
         pipe = agent_run.sandbox.open(command, user=agent_run.prepared.user, env=env, cwd=agent_run.prepared.workdir)
         try:
-            return acp.converse(agent_run, pipe, name=self.name, hint="take a pair that works", handshake=2.0)
+            agent_run.handshake_seconds = 2.0
+            return acp.converse(agent_run, pipe, name=self.name, hint="use a pair that works")
         finally:
             pipe.close()
 
@@ -211,7 +213,7 @@ def misbehave(tmp_path: Path, docker_client: object) -> Any:
 @pytest.mark.parametrize(
     ("mode", "category", "words"),
     [
-        ("hangs at session/new", "acp_error", "fake-acp did not answer session/new within 2 s; take a pair that works"),
+        ("hangs at session/new", "acp_error", "fake-acp did not answer session/new within 2 s; use a pair that works"),
         ("exits", "pipe_closed", "fake-acp exited with code 3: I give up (it ended before its turn did)"),
         ("says no", "acp_error", "fake-acp answered with an error: Internal error: no model"),
         ("one line of 80 MB", "acp_error", "fake-acp wrote a line of more than 64 MB, which is no message"),

@@ -16,9 +16,9 @@ import pytest
 
 from sandbox.agents import (
     AGENTS,
+    Agent,
     AgentRun,
     Model,
-    acp,
     claude,
     codex,
     find_agent,
@@ -28,17 +28,17 @@ from sandbox.agents import (
     opencode,
     pi,
     qwen,
-    trajectory,
 )
 from sandbox.agents.trajectory import Trajectory
 from sandbox.containers import images
-from sandbox.containers.base import Sandbox, file_archive, run
+from sandbox.containers.archives import file_archive
+from sandbox.containers.base import Sandbox, run
 from sandbox.containers.docker import Container, Limits, connect
 from sandbox.errors import InstallError
-from sandbox.rollouts.job import Options, run_job
+from sandbox.rollouts.job import JobOptions, run_job
 from sandbox.rollouts.model_endpoint import Provider
+from sandbox.rollouts.plan import RolloutPlan
 from sandbox.rollouts.progress import Progress
-from sandbox.rollouts.rollout import Plan
 from sandbox.scoring.hardening import SAFE_PATH, Prepared, Scan
 from tests.sandbox.agent_runs import check_whole, scripted
 from tests.sandbox.scripted_engine import Body, Said, ScriptedEngine
@@ -77,7 +77,7 @@ def test_each_agent_is_told_its_context(tmp_path: Path, given: dict[str, str], w
 
 
 def test_a_context_that_is_no_number_is_not_told(tmp_path: Path) -> None:
-    assert scene_of(tmp_path, BENCHFLOW_CONTEXT_WINDOW="much").window == 128_000
+    assert scene_of(tmp_path, BENCHFLOW_CONTEXT_WINDOW="much").context_window == 128_000
 
 
 def test_codex_settings_are_toml_whatever_the_names_hold(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_short_names_are_known(alias: str, name: str) -> None:
 
 def test_mini_swe_agents_transcript_becomes_a_trajectory(tmp_path: Path) -> None:
     trajectory = Trajectory(tmp_path / "acp_trajectory.jsonl")
-    mini_swe.tell(trajectory, json.loads((RECORDED / "mini-swe-agent.json").read_text()))
+    mini_swe.add_transcript(trajectory, json.loads((RECORDED / "mini-swe-agent.json").read_text()))
     calls = trajectory.events
     assert [event["type"] for event in calls] == ["tool_call"] * 3
     assert [event["raw_input"]["command"] for event in calls] == [
@@ -113,7 +113,7 @@ def test_mini_swe_agents_transcript_becomes_a_trajectory(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("broken", [{}, {"messages": None}, {"messages": ["x", {"role": "tool"}, {"role": "exit"}]}])
 def test_a_broken_transcript_tells_what_it_can(tmp_path: Path, broken: dict[str, Any]) -> None:
-    mini_swe.tell(Trajectory(tmp_path / "t.jsonl"), broken)
+    mini_swe.add_transcript(Trajectory(tmp_path / "t.jsonl"), broken)
 
 
 MISBEHAVES = """#!/usr/bin/env python3
@@ -156,14 +156,16 @@ def expected(name: str) -> dict[str, tuple[str, str]]:
     }
 
 
-class Misbehaving:
-    """A double: each agent's own file, settings and launch, and in place of its program one that misbehaves.
+class Misbehaving(Agent):
+    """A double: each agent's own file, settings and launch, with a program that misbehaves in place of its own.
 
     The task's name says which agent, so that all of them run in one job.
     """
 
-    name, needs_model, version = "misbehaving", True, None
-    aliases: tuple[str, ...] = ()
+    name = "misbehaving"
+
+    def __init__(self, handshake_seconds: float) -> None:
+        self.handshake_seconds = handshake_seconds
 
     def install(self, sandbox: Sandbox) -> None:
         for path in PROGRAMS.values():
@@ -172,10 +174,11 @@ class Misbehaving:
             sandbox.put(file_archive(program, MISBEHAVES.encode(), mode=0o755), folder)
 
     def act(self, agent_run: AgentRun) -> str:
+        agent_run.handshake_seconds, agent_run.trajectory.max_bytes = self.handshake_seconds, 4 << 20
         return find_agent(agent_run.task.name.partition("--")[0]).act(agent_run)
 
 
-def misbehave(folder: Path, modes: list[str], *, seconds: int) -> dict[tuple[str, str], Seen]:
+def misbehave(folder: Path, modes: list[str], *, seconds: int, handshake: float = 240) -> dict[tuple[str, str], Seen]:
     """Every agent in every mode, in one job; `seconds` for each."""
     tasks = {
         (name, mode): make_task(
@@ -187,20 +190,17 @@ def misbehave(folder: Path, modes: list[str], *, seconds: int) -> dict[tuple[str
     out = io.StringIO()
     with ScriptedEngine() as engine:
         provider = Provider(f"vllm/{engine.model}", "vllm", engine.model, engine.base_url, None, True)
-        plan = Plan(job="bad", agent=Misbehaving(), provider=provider)
-        ended = run_job(plan, list(tasks.values()), Options(folder / "jobs"), Progress(out, live=False))
+        plan = RolloutPlan(job="bad", agent=Misbehaving(handshake), provider=provider)
+        ended = run_job(plan, list(tasks.values()), JobOptions(folder / "jobs"), Progress(out, live=False))
     jobs = folder / "jobs" / "bad"
     return {key: Seen(ended, next(jobs.glob(f"{task.name}__*")), "", out.getvalue()) for key, task in tasks.items()}
 
 
 @pytest.fixture(scope="module")
 def misbehaved(tmp_path_factory: pytest.TempPathFactory, docker_client: object) -> dict[tuple[str, str], Seen]:
-    """One that hangs is given no time, the others all they need: a busy machine changes nothing."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trajectory, "MOST_BYTES", 4 << 20)
-        seen = misbehave(tmp_path_factory.mktemp("others"), ["exits 1", "floods"], seconds=240)
-        patch.setattr(acp, "HANDSHAKE", 1.0)
-        return seen | misbehave(tmp_path_factory.mktemp("hangs"), ["hangs"], seconds=1)
+    """One that hangs gets no time, the others all they need: a busy machine changes nothing."""
+    others = misbehave(tmp_path_factory.mktemp("others"), ["exits 1", "floods"], seconds=240)
+    return others | misbehave(tmp_path_factory.mktemp("hangs"), ["hangs"], seconds=1, handshake=1.0)
 
 
 @pytest.mark.docker
@@ -241,7 +241,9 @@ def test_a_baked_image_keeps_its_name_and_starts_as_its_base_did(docker_client: 
     made = []
     try:
         for base, entry in (("python:3.12-slim", None), (f"{name}-base:latest", ["env"])):
-            made.append(images.baked(connect(), base, key="none-1", install=lambda _: None, labels={}, tag=name))
+            made.append(
+                images.build_agent_image(connect(), base, key="none-1", install=lambda _: None, labels={}, tag=name)
+            )
             config = docker_client.api.inspect_image(f"{name}:latest")["Config"]
             before = docker_client.api.inspect_image(base)["Config"]
             assert (config["Entrypoint"] or None) == entry and config["Cmd"] == before["Cmd"]

@@ -44,7 +44,6 @@ def test_a_plain_folder_maps_a_tasks_paths_and_no_others() -> None:
         assert sandbox.mapped(b"cat /app/a /app, `/app/b` /applet /usr/app /logs/verifier") == (
             f"cat {root}/app/a {root}/app, `{root}/app/b` /applet /usr/app {root}/logs/verifier".encode()
         )
-        sandbox.make_ready()
         done = run(sandbox, ["sh", "-c", "cat > /app/x; echo done; pwd"], stdin=b"/app/y", cwd="/app")
         assert done.output == f"done\n{root}/app\n"
         assert (sandbox.root / "app" / "x").read_text() == f"{root}/app/y"
@@ -55,7 +54,7 @@ def test_a_plain_folder_maps_a_tasks_paths_and_no_others() -> None:
 
 
 def test_a_plain_folders_house_cleans_up() -> None:
-    pool = LocalPool()
+    pool = LocalPool("job", [], print)
     task = rollouts.load_task(rollouts.TASK)
     sandbox = pool.sandbox(task, Mini(), "r")
     assert isinstance(sandbox, LocalSandbox) and (sandbox.root / "opt" / "benchflow" / "mini_program.py").exists()

@@ -17,6 +17,7 @@ import pytest
 
 from sandbox.containers import reaper
 from sandbox.containers.docker import connect
+from sandbox.containers.pool import DockerPool
 from sandbox.embedded_engine import EmbeddedEngine
 from sandbox.errors import JobError
 from sandbox.rollouts.model_endpoint import Provider
@@ -373,10 +374,14 @@ def test_a_fork_bomb_stays_in_its_own_sandbox(tmp_path: Path) -> None:
     assert time.monotonic() - began < 60
 
 
-def test_a_filled_disk_ends_the_rollout_not_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandbox.containers.pool.DISK_WATCH_SECONDS", 0.3)
+class QuickDiskWatch(DockerPool):
+    disk_watch_seconds = 0.3
+
+
+def test_a_filled_disk_ends_the_rollout_not_the_machine(tmp_path: Path) -> None:
     script = "for i in $(seq 1000); do head -c 8M /dev/zero > /tmp/f$i; sleep 0.05; done"
-    seen = attempt(tmp_path, make_task(tmp_path, sandbox="storage_mb: 100", agent="timeout_sec: 60"), script)
+    task = make_task(tmp_path, sandbox="storage_mb: 100", agent="timeout_sec: 60")
+    seen = attempt(tmp_path, task, script, make_pool=QuickDiskWatch)
     assert seen.result["error_category"] == "disk_full"
     assert "more than the sandbox's 100 MB of disk" in seen.result["error"]
 

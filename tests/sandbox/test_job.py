@@ -25,10 +25,10 @@ from sandbox.agents.nop import Nop
 from sandbox.containers import reaper
 from sandbox.containers.network import Network, bridge_of, iptables
 from sandbox.errors import JobError
-from sandbox.rollouts.job import Options, Outcome, run_job
+from sandbox.rollouts.job import JobOptions, JobOutcome, run_job
 from sandbox.rollouts.job_folder import open_job
+from sandbox.rollouts.plan import RolloutPlan
 from sandbox.rollouts.progress import Progress
-from sandbox.rollouts.rollout import Plan
 from sandbox.tasks.task import Task, load_task
 from tests.sandbox.support import ShellAgent, attempt, make_task
 
@@ -37,10 +37,10 @@ ROOT = Path(__file__).parents[2]
 docker_test = pytest.mark.docker
 
 
-def go(tmp_path: Path, tasks: list[Task], agent: Any, **options: Any) -> tuple[Outcome, str]:
+def go(tmp_path: Path, tasks: list[Task], agent: Any, **options: Any) -> tuple[JobOutcome, str]:
     out = io.StringIO()
-    plan = Plan(job="job", agent=agent, provider=None)
-    ended = run_job(plan, tasks, Options(jobs_dir=tmp_path / "jobs", **options), Progress(out, live=False))
+    plan = RolloutPlan(job="job", agent=agent, provider=None)
+    ended = run_job(plan, tasks, JobOptions(jobs_dir=tmp_path / "jobs", **options), Progress(out, live=False))
     return ended, out.getvalue()
 
 

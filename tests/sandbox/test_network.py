@@ -10,7 +10,7 @@ import docker
 import httpx
 import pytest
 
-from sandbox.containers.egress_proxy import Egress
+from sandbox.containers.egress_proxy import EgressProxy
 from sandbox.containers.network import gateway_of
 from tests.sandbox.support import attempt, bridge_address, make_task
 
@@ -93,7 +93,7 @@ def test_an_engine_published_on_dockers_bridge_as_in_the_seed_is_out_of_reach(
 
 
 def test_an_allow_list_is_for_its_own_sandbox() -> None:
-    egress = Egress("127.0.0.1")
+    egress = EgressProxy("127.0.0.1")
     try:
         one = egress.env(["pypi.org", "*.example.org"])["HTTPS_PROXY"].split(":")[2].partition("@")[0]
         two = egress.env(["github.com"])["HTTPS_PROXY"].split(":")[2].partition("@")[0]
@@ -109,9 +109,9 @@ def test_sandboxes_of_one_job_do_not_reach_each_other(tmp_path: Path, docker_cli
     """Each serves a page and looks for its neighbours'; `public`, where they have the internet."""
     import io
 
-    from sandbox.rollouts.job import Options, run_job
+    from sandbox.rollouts.job import JobOptions, run_job
+    from sandbox.rollouts.plan import RolloutPlan
     from sandbox.rollouts.progress import Progress
-    from sandbox.rollouts.rollout import Plan
     from tests.sandbox.support import ShellAgent
 
     script = """python3 - <<'END'
@@ -132,8 +132,8 @@ for last in range(2, 6):
 open("answer.txt", "w").write("42")
 END"""
     tasks = [make_task(tmp_path, name=f"t{n}") for n in range(3)]
-    plan = Plan(job="j", agent=ShellAgent(script), provider=None)
-    ended = run_job(plan, tasks, Options(tmp_path / "jobs", concurrency=3), Progress(io.StringIO(), live=False))
+    plan = RolloutPlan(job="j", agent=ShellAgent(script), provider=None)
+    ended = run_job(plan, tasks, JobOptions(tmp_path / "jobs", concurrency=3), Progress(io.StringIO(), live=False))
     said = [path.read_text() for path in (tmp_path / "jobs/j").glob("*/agent/*.txt")]
     assert ended.summaries[0]["passed"] == 3, said
 

@@ -13,10 +13,10 @@ from capture.journal.journal import JournalReader
 from proxy import SessionOptions
 from sandbox.containers import reaper
 from sandbox.embedded_engine import EmbeddedEngine
-from sandbox.rollouts.job import Options, run_job
+from sandbox.rollouts.job import JobOptions, run_job
 from sandbox.rollouts.model_endpoint import Provider
+from sandbox.rollouts.plan import RolloutPlan
 from sandbox.rollouts.progress import Progress
-from sandbox.rollouts.rollout import Plan
 from sandbox.tasks.task import load_task
 from tests.sandbox.support import ShellAgent, make_task
 
@@ -57,11 +57,11 @@ def test_rollouts_at_once(
     provider = Provider(f"llamacpp/{engine.model}", "llamacpp", engine.model, engine.base_url, None, True)
     # At temperature 1 this model now and then says an emoji, of which llama.cpp gives one logprob for four tokens.
     cold: dict[str, object] = {"temperature": 0.0}
-    plan = Plan(
+    plan = RolloutPlan(
         job="many", agent=ShellAgent(MARKED, needs_model=True), provider=provider, session=SessionOptions(sampling=cold)
     )
     said = io.StringIO()
-    ended = run_job(plan, tasks, Options(tmp_path / "jobs", concurrency=many), Progress(said, live=False))
+    ended = run_job(plan, tasks, JobOptions(tmp_path / "jobs", concurrency=many), Progress(said, live=False))
     summary = ended.summaries[0]
     assert (summary["passed"], summary["total"], summary["calls"], summary["complete_calls"]) == (
         many,

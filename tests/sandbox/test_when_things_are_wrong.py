@@ -19,13 +19,14 @@ from sandbox.agents.mini import Mini
 from sandbox.agents.nop import Nop
 from sandbox.agents.oracle import Oracle
 from sandbox.containers.docker import connect
+from sandbox.containers.pool import DockerPool
 from sandbox.embedded_engine import EmbeddedEngine
 from sandbox.errors import DockerError, JobError
-from sandbox.rollouts.job import Options, run_job
+from sandbox.rollouts.job import JobOptions, run_job
 from sandbox.rollouts.model_endpoint import Provider, check_reachable, read_provider, without_tokens
+from sandbox.rollouts.plan import RolloutPlan
 from sandbox.rollouts.progress import Progress
 from sandbox.rollouts.result_files import outcome
-from sandbox.rollouts.rollout import Plan
 from sandbox.tasks.task import load_task
 from tests.sandbox.support import Seen, ShellAgent, attempt, attempt_all, make_task
 
@@ -124,7 +125,7 @@ def test_the_message_of_the_default_budget_is_the_seeds(tmp_path: Path) -> None:
     from sandbox.agents import AgentRun
     from sandbox.agents.trajectory import Trajectory
 
-    plan = Plan(job="j", agent=Nop(), provider=None)
+    plan = RolloutPlan(job="j", agent=Nop(), provider=None)
     agent_run = AgentRun.__new__(AgentRun)
     agent_run.budget, agent_run.trajectory = plan.budget(make_task(tmp_path)), Trajectory(tmp_path / "t.jsonl")
     assert str(agent_run.out_of_time()) == "Agent prompt exceeded wall-clock budget 900s"
@@ -242,7 +243,7 @@ def test_an_engine_that_dies_in_mid_run_is_the_infrastructures_fault_and_others_
     began = time.monotonic()
     seen = attempt(
         tmp_path, make_task(tmp_path), find_agent("mini"), provider=unreachable(),
-        options=lambda jobs: Options(jobs_dir=jobs, retries=1),
+        options=lambda jobs: JobOptions(jobs_dir=jobs, retries=1),
     )  # fmt: skip
     assert seen.result["error_category"] == "api_error"
     assert "mini got no answer from the model: HTTP 502" in seen.result["error"]
@@ -286,8 +287,11 @@ def test_the_engines_starter_is_waited_for_and_a_stranger_in_the_sandbox_is_not_
         return {"Processes": [starter]} if stays or listed[0] < 3 else top(api, container, *rest)
 
     monkeypatch.setattr(docker.APIClient, "top", slow)
-    monkeypatch.setattr("sandbox.containers.docker.SETTLES", 0.3 if stays else 20.0)
-    seen = attempt(tmp_path, make_task(tmp_path), "echo 42 > answer.txt")
+
+    class Pool(DockerPool):
+        settle_seconds = 0.3 if stays else 120.0
+
+    seen = attempt(tmp_path, make_task(tmp_path), "echo 42 > answer.txt", make_pool=Pool)
     if stays:
         told = "processes of the agent are still in the sandbox (root 17 runc init); nothing it did can be trusted"
         assert said(seen) == ("infra_failure", told)
@@ -300,7 +304,10 @@ def test_one_broken_rollout_does_not_hurt_the_others(tmp_path: Path) -> None:
     out = io.StringIO()
     agent = ShellAgent("echo 42 > answer.txt")
     ended = run_job(
-        Plan(job="j", agent=agent, provider=None), [bad, *good], Options(tmp_path / "jobs"), Progress(out, live=False)
+        RolloutPlan(job="j", agent=agent, provider=None),
+        [bad, *good],
+        JobOptions(tmp_path / "jobs"),
+        Progress(out, live=False),
     )
     summary = ended.summaries[0]
     assert (summary["passed"], summary["errored"], summary["total"]) == (3, 1, 4)

@@ -9,10 +9,10 @@ from pathlib import Path
 import docker
 
 from sandbox.embedded_engine import EmbeddedEngine
-from sandbox.rollouts.job import Options, run_job
+from sandbox.rollouts.job import JobOptions, run_job
 from sandbox.rollouts.model_endpoint import Provider
 from sandbox.rollouts.progress import Progress
-from sandbox.rollouts.rollout import Plan
+from sandbox.rollouts.plan import RolloutPlan
 from tests.sandbox.support import ShellAgent, make_task
 from tests.schemas import validator
 from train import RolloutRecord, stream_rollouts
@@ -37,11 +37,11 @@ def test_three_trials_come_as_one_group_with_the_ids_the_engine_sampled(
     tmp_path: Path, engine: EmbeddedEngine, docker_client: docker.DockerClient
 ) -> None:
     provider = Provider(f"llamacpp/{engine.model}", "llamacpp", engine.model, engine.base_url, None, True)
-    plan = Plan(job="own", agent=ShellAgent(TALKS, needs_model=True), provider=provider)
+    plan = RolloutPlan(job="own", agent=ShellAgent(TALKS, needs_model=True), provider=provider)
     out = io.StringIO()
     runner = threading.Thread(
         target=run_job,
-        args=(plan, [make_task(tmp_path)], Options(tmp_path / "jobs", trials=3), Progress(out, live=False)),
+        args=(plan, [make_task(tmp_path)], JobOptions(tmp_path / "jobs", trials=3), Progress(out, live=False)),
     )
     withheld: list[list[RolloutRecord]] = []
     runner.start()  # the stream is there before the job's folder is

@@ -14,10 +14,10 @@ from sandbox.containers.local import LocalPool
 from sandbox.demo.captures import WRITE_TOOL, official_client
 from sandbox.demo.rollouts import SYSTEM, TASK
 from sandbox.embedded_engine import EmbeddedEngine
-from sandbox.rollouts.job import Options, run_job
+from sandbox.rollouts.job import JobOptions, run_job
 from sandbox.rollouts.model_endpoint import Provider
+from sandbox.rollouts.plan import RolloutPlan
 from sandbox.rollouts.progress import Progress
-from sandbox.rollouts.rollout import Plan
 from sandbox.tasks.task import load_task
 from tests.train.build import conversation, end_job, finish_rollout, line, make_job, write
 
@@ -35,15 +35,15 @@ NASTY = [
 def demo_job(jobs: Path, engine: EmbeddedEngine, trials: int, *, steps: int = 2) -> Path:
     """The demo's rollouts: the same task, agent and runner, in plain folders."""
     provider = Provider(f"llamacpp/{engine.model}", "llamacpp", engine.model, engine.base_url, None, capture=True)
-    plan = Plan(
+    plan = RolloutPlan(
         job="write-number",
         agent=find_agent("mini"),
         provider=provider,
         agent_env={"MINI_SYSTEM": SYSTEM, "MINI_STEPS": str(steps), "MINI_MAX_TOKENS": "64"},
         sampling={"temperature": 1.0},
     )
-    options = Options(jobs_dir=jobs, trials=trials, concurrency=3)
-    run_job(plan, [load_task(TASK)], options, Progress(), make_house=lambda *_: LocalPool())
+    options = JobOptions(jobs_dir=jobs, trials=trials, concurrency=3)
+    run_job(plan, [load_task(TASK)], options, Progress(), make_pool=LocalPool)
     return jobs
 
 

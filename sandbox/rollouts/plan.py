@@ -1,0 +1,45 @@
+"""What all rollouts of a job have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from proxy import SessionOptions
+from sandbox.agents import Agent
+from sandbox.rollouts.model_endpoint import Provider
+from sandbox.tasks.task import Task
+
+DEFAULT_BUDGET = 900.0
+
+
+@dataclass(frozen=True)
+class RolloutPlan:
+    """Which agent, with which model and settings."""
+
+    job: str
+    agent: Agent
+    provider: Provider | None
+    #: Variables for the agent's processes, without those that say where the model is.
+    agent_env: dict[str, str] = field(default_factory=dict)
+    #: Seconds for every prompt; None: the task's own, else `DEFAULT_BUDGET`.
+    timeout: float | None = None
+    #: `shared`, `separate`, or None for the task's own mode.
+    verifier_sandbox: str | None = None
+    #: Options of each rollout's session; its engine, and whether it captures, are the provider's.
+    session: SessionOptions = field(default_factory=SessionOptions)
+
+    @property
+    def model(self) -> str | None:
+        """As given with `-m`."""
+        return self.provider.model if self.provider else None
+
+    @property
+    def capture(self) -> bool:
+        return bool(self.provider and self.provider.capture)
+
+    def budget(self, task: Task) -> float:
+        """Seconds for the task's prompt."""
+        return self.timeout or task.agent.timeout_sec or DEFAULT_BUDGET
+
+    def verifier_mode(self, task: Task) -> str:
+        return self.verifier_sandbox or task.verifier.sandbox_mode or "shared"
