@@ -1,13 +1,13 @@
 # The capture proxy alone: `docker build -t benchflow-sidecar .`; needs no BuildKit.
-# Behind an index or a certificate authority of your own: --build-arg PIP_INDEX_URL=…, and a base image that trusts it
-# with --build-arg PYTHON_IMAGE=….
+# With a package index or a certificate authority of your own: --build-arg PIP_INDEX_URL=…, and a base image that trusts
+# it with --build-arg PYTHON_IMAGE=….
 ARG PYTHON_IMAGE=python:3.12-slim
 
 FROM ${PYTHON_IMAGE} AS build
-ARG PIP_INDEX_URL=https://pypi.org/simple
+ARG PIP_INDEX_URL
 WORKDIR /src
 RUN python3 -m venv /venv
-# The dependencies are a layer of their own, which a change of the code leaves alone.
+# The dependencies are a layer of their own, so that it stays cached when the code changes.
 COPY pyproject.toml ./
 RUN python3 -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
       > requirements.txt \
@@ -23,7 +23,7 @@ ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp 
 USER 1000:1000
 WORKDIR /tmp
 EXPOSE 8100
-# Beyond loopback the proxy asks for a key: set CAPTURE_KEY, and CAPTURE_UPSTREAM for the engine.
+# Beyond loopback the proxy requires a key: set CAPTURE_KEY, and CAPTURE_UPSTREAM for the engine.
 HEALTHCHECK --interval=5s --timeout=5s --retries=6 --start-period=30s \
   CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8100/health', timeout=4)"]
 ENTRYPOINT ["python", "-m", "proxy"]

@@ -41,6 +41,7 @@ from proxy.sessions.answer_cache import AnswerCache
 from proxy.settings import Timeouts
 from proxy.upstream.connection import Connection
 from proxy.upstream.pool import HttpClient
+from sandbox.containers.egress_proxy import BadRequest, read_request
 from tests.fuzz.strange import STREAMS, VALUES, WHOLE, bent, changed, cuts
 from tests.train.build import conversation, make_job
 from train import stream_rollouts
@@ -439,3 +440,36 @@ def request_bodies(data: bytes) -> None:
     value, strict = parse(data)
     if isinstance(value, dict):
         assert not strict or json.loads(orjson.dumps(redact(value))) is not None
+
+
+# the way out of a sandbox
+
+
+EGRESS_PARTS = [
+    b"GET ", b"CONNECT ", b"http://", b"allowed.example", b":80", b"/path?q", b" HTTP/1.1", b"\r\n", b"\n", b"\r",
+    b"Host: other.example", b"Connection: keep-alive", b"Connection : keep-alive", b" folded", b"\tfolded",
+    b"Proxy-Authorization: Basic c2FuZGJveDpwYXNz", b"Content-Length: 5", b"Transfer-Encoding: chunked", b"user@",
+    b"[::1]", b"%0d%0a", b"\x00", b"\xff", b"X: y", b"#", b"\\",
+]  # fmt: skip
+
+
+@target(st.lists(st.sampled_from(EGRESS_PARTS) | st.binary(max_size=3), max_size=14).map(b"".join))
+def egress_requests(head: bytes) -> None:
+    """A request is refused, or forwarded as one to the host that was checked, without the sandbox's password."""
+    try:
+        request = read_request(head)
+    except BadRequest:
+        return
+    if request.forwarded is None:
+        return
+    lines = request.forwarded.split(b"\r\n")
+    assert (
+        lines[-2:] == [b"", b""] and b"" not in lines[:-2] and not any(b"\n" in line or b"\r" in line for line in lines)
+    )
+    names = [line.partition(b":")[0].lower() for line in lines[1:-2]]
+    assert all(name and name == name.strip() for name in names)
+    host = f"[{request.host}]" if ":" in request.host else request.host
+    port = "" if request.port == 80 else f":{request.port}"
+    assert [line for line in lines if line.lower().startswith(b"host:")] == [f"Host: {host}{port}".encode()]
+    assert names.count(b"connection") == 1 and b"Connection: close" in lines
+    assert b"proxy-authorization" not in names

@@ -95,12 +95,12 @@ def test_an_engine_published_on_dockers_bridge_as_in_the_seed_is_out_of_reach(
 def test_an_allow_list_is_for_its_own_sandbox() -> None:
     egress = EgressProxy("127.0.0.1")
     try:
-        one = egress.env(["pypi.org", "*.example.org"])["HTTPS_PROXY"].split(":")[2].partition("@")[0]
-        two = egress.env(["github.com"])["HTTPS_PROXY"].split(":")[2].partition("@")[0]
-        assert egress.allows(one, "PyPI.org.") and egress.allows(one, "a.b.example.org")
-        assert not egress.allows(one, "example.org") and not egress.allows(one, "evilpypi.org")
-        assert not egress.allows(two, "pypi.org") and egress.allows(two, "github.com")
-        assert not egress.allows("", "pypi.org")
+        one = egress.env(["packages.example.com", "*.example.org"])["HTTPS_PROXY"].split(":")[2].partition("@")[0]
+        two = egress.env(["code.example.net"])["HTTPS_PROXY"].split(":")[2].partition("@")[0]
+        assert egress.allows(one, "Packages.Example.com.") and egress.allows(one, "a.b.example.org")
+        assert not egress.allows(one, "example.org") and not egress.allows(one, "evilpackages.example.com")
+        assert not egress.allows(two, "packages.example.com") and egress.allows(two, "code.example.net")
+        assert not egress.allows("", "packages.example.com")
     finally:
         egress.close()
 
