@@ -307,9 +307,12 @@ def _report(text: str) -> None:
 def demo_command(
     out: Annotated[Path, typer.Option(help="Folder for what the demo writes.")] = Path("captures/demo"),
 ) -> None:
-    """The whole loop on this machine: a real model, rollouts, rewards, and rows for a trainer."""
+    """The whole loop on this machine: a real model, rollouts, rewards, and rows for a trainer.
+
+    Exit codes: 0 every part worked; 1 some failed.
+    """
     from rich.console import Console
 
     from sandbox.demo.captures import demo
 
-    demo(Console(), out)
+    raise typer.Exit(1 if demo(Console(), out) else 0)

@@ -1,4 +1,4 @@
-"""`bench demo`: a real model answers calls through the proxy, and shows what was captured. Nothing is scripted."""
+"""`bench demo`: a real model answers calls through the proxy, and what was captured is shown. Nothing is scripted."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WRITE_TOOL = {
         },
     },
 }
-#: A model of 135 million parameters makes a tool call only where it has seen one.
+#: A model of 135 million parameters makes a tool call only after it has seen one.
 TOOL_MESSAGES = [
     {"role": "user", "content": "Write hello to the file /tmp/a.txt."},
     {
@@ -54,7 +54,7 @@ TOOL_MESSAGES = [
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of call: what it shows, and the request as the official client takes it. It asks for no token ids."""
+    """One kind of call: its name, and the request for the official client. It does not ask for token ids."""
 
     name: str
     request: dict[str, Any]
@@ -75,30 +75,38 @@ KINDS = [
 ]
 
 
-def demo(console: Console, out: Path) -> None:
-    """Everything: engine up, proxy up, calls, captures. Raises `EngineError` when the extra is not installed."""
-    began = time.monotonic()
+def demo(console: Console, out: Path) -> list[str]:
+    """Starts an engine and a proxy, makes calls and rollouts, shows what was captured.
+
+    Returns a sentence for each part that failed. Raises `EngineError` when the extra is not installed.
+    """
+    start = time.monotonic()
     folder = out / time.strftime("%Y-%m-%d__%H-%M-%S")
     with EmbeddedEngine() as engine:
         console.print(
             f"[bold]engine[/]  llama.cpp with SmolLM2-135M-Instruct on this machine's CPU, ready in "
-            f"{time.monotonic() - began:.1f} s",
+            f"{time.monotonic() - start:.1f} s",
             soft_wrap=True,
         )
         settings = Settings(upstream=[engine.base_url], engine="llamacpp", model=engine.model, probe=False)
         with ProxyThread(settings) as proxy:
-            console.print(f"[bold]proxy[/]   {proxy.base_url}, the only address that the calls below know\n")
+            console.print(f"[bold]proxy[/]   {proxy.base_url}, the only address that the calls below use\n")
             calls_demo(console, proxy, engine, folder / "calls")
-        loop_demo(console, engine, folder)
-    console.print(f"\nDone in {time.monotonic() - began:.0f} s. Every call is one line of:", highlight=False)
+        failures = loop_demo(console, engine, folder)
+    if (page := token_page(folder)) is None:
+        failures.append("bench view made no page")
+    console.print(f"\nDone in {time.monotonic() - start:.0f} s. Every call is one line of:", highlight=False)
     console.print(str(folder / "calls" / JOURNAL), soft_wrap=True, highlight=False)
-    if (page := token_page(folder)) is not None:
+    if page is not None:
         console.print("\nEvery token of it, to look at in a browser (no network needed):", highlight=False)
         console.print(str(page), soft_wrap=True, highlight=False)
+    for failure in failures:
+        console.print(Text(f"failed: {failure}", style="red"), soft_wrap=True)
+    return failures
 
 
 def token_page(folder: Path) -> Path | None:
-    """What `bench view --html` makes of the folder; None where it made nothing, and the terminal says why."""
+    """Writes the page of `bench view --html` for the folder; None when that failed, and standard error says why."""
     page = folder / "view.html"
     command = [sys.executable, "-m", "train", "view", str(folder), "--html", str(page)]
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
@@ -109,7 +117,7 @@ def token_page(folder: Path) -> Path | None:
 
 
 def calls_demo(console: Console, proxy: ProxyThread, engine: EmbeddedEngine, folder: Path) -> None:
-    """Makes one call of each kind with the official client in a session of its own, then shows its journal."""
+    """Makes one call of each kind with the official client in its own session, then shows the journal."""
     session = proxy.open_session("demo-calls", journal=folder / JOURNAL)
     client = official_client(session.base_url, session.api_key)
     texts = [make_call(client, engine.model, kind) for kind in KINDS]
@@ -120,7 +128,7 @@ def calls_demo(console: Console, proxy: ProxyThread, engine: EmbeddedEngine, fol
 
 
 def official_client(base_url: str, api_key: str) -> OpenAI:
-    """The `openai` client, told to use no proxy of the environment for an address of this machine."""
+    """The `openai` client, without the environment's proxies: the address is this machine's."""
     try:
         from openai import DefaultHttpxClient, OpenAI
     except ImportError as error:
@@ -132,7 +140,7 @@ def official_client(base_url: str, api_key: str) -> OpenAI:
 
 
 def make_call(client: OpenAI, model: str, kind: Kind) -> list[str]:
-    """What the agent saw of each choice: its text, or its tool calls as `name(arguments)`."""
+    """What the agent gets of each choice: its text, or its tool calls as `name(arguments)`."""
     request = {"model": model, "temperature": 0.0, **kind.request}
     if not request.get("stream"):
         answer = client.chat.completions.create(**request)
@@ -153,7 +161,7 @@ def seen(content: str | None, tool_calls: Sequence[Any]) -> str:
 
 
 def show_captures(console: Console, names: Sequence[str], calls: Sequence[Call]) -> None:
-    """One row a call: how many ids and logprobs were captured, and whether that is all of them."""
+    """One row per call: how many ids and logprobs were captured, and whether that is all of them."""
     table = Table(title="What was captured", title_justify="left", title_style="bold")
     for column in ("call", "kind"):
         table.add_column(column, no_wrap=True)
@@ -191,7 +199,7 @@ def show_text_beside_ids(
     calls: Sequence[Call],
     decode: Callable[[Sequence[int]], str],
 ) -> None:
-    """One row a choice: what the agent was given, and what the captured ids decode to."""
+    """One row per choice: the text the agent got, and what the captured ids decode to."""
     table = Table(
         title="\nWhat the agent saw, and what its ids say", title_justify="left", title_style="bold", show_lines=True
     )
@@ -206,7 +214,7 @@ def show_text_beside_ids(
 
 
 def detokenizer(engine: EmbeddedEngine) -> Callable[[Sequence[int]], str]:
-    """llama.cpp's own `/detokenize`: special tokens are kept as text."""
+    """llama.cpp's own `/detokenize`, which keeps special tokens as text."""
     address = engine.base_url.removesuffix("/v1") + "/detokenize"
 
     def decode(ids: Sequence[int]) -> str:

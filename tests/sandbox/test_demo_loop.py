@@ -20,12 +20,11 @@ def test_without_docker_the_loop_runs_in_plain_folders_and_says_so(
     tmp_path: Path, engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    monkeypatch.setattr(rollouts, "GROUP", 4)
     console = Console(file=io.StringIO(), width=200)
-    rollouts.loop_demo(console, engine, tmp_path)
+    assert rollouts.loop_demo(console, engine, tmp_path, group_size=4) == []
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
-    assert "in a plain folder, which is no sandbox (no Docker engine answers at" in shown
+    assert "in a plain folder, which is not a sandbox (no Docker engine answers at" in shown
     assert "4 of 4 rollouts are training-grade" in shown
     assert "4 training-grade rollouts sampled with llama.cpp's tool grammar" in capfd.readouterr().err
     assert shown.count("tokens exact") == 4
