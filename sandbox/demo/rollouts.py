@@ -126,7 +126,7 @@ def bench_train(console: Console, failures: list[str], *words: str) -> str:
     """
     console.print(Text("\n$ bench train " + " ".join(words), style="bold"), soft_wrap=True)
     command = [sys.executable, "-m", "train", *words]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = Counter(done.stderr.splitlines())
     for line, count in lines.items():
         print(line if count == 1 else f"{line} ({count} times)", file=sys.stderr)  # noqa: T201

@@ -168,9 +168,10 @@ def outcome(result: dict[str, Any]) -> str:
 
 
 def to_be_retried(result: dict[str, Any]) -> bool:
-    """Whether infrastructure failed. A reward that was read stands, and what the agent did is never retried."""
+    """Whether infrastructure failed. What the agent did is never retried, and a reward that was read stands, unless the
+    engine failed (`api_error`, which the journal proves): then the agent was judged by half its work."""
     if result.get("rewards") is not None:
-        return False
+        return result.get("error_category") == "api_error"
     categories = (result.get("error_category"), result.get("verifier_error_category"))
     return any(category in INFRASTRUCTURE for category in categories if isinstance(category, str))
 

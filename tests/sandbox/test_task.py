@@ -90,7 +90,7 @@ def test_digest_changes_with_content_and_with_name_but_not_with_time(tmp_path: P
         (("workdir: /app", "mcp_servers: [{name: x}]"), "sandbox.mcp_servers is not supported here"),
         (("workdir: /app", "memory: lots"), "sandbox.memory must be a size such as 2G"),
         (
-            ("workdir: /app", "allowed_hosts: [packages.example.com]"),
+            ("workdir: /app", "allowed_hosts: [example.com]"),
             "allowed_hosts has no effect with network_mode public",
         ),
         (("  timeout_sec: 60", "  type: llm-judge"), "verifier.type 'llm-judge' is not supported here"),
