@@ -11,8 +11,8 @@ import docker
 from sandbox.embedded_engine import EmbeddedEngine
 from sandbox.rollouts.job import JobOptions, run_job
 from sandbox.rollouts.model_endpoint import Provider
-from sandbox.rollouts.progress import Progress
 from sandbox.rollouts.plan import RolloutPlan
+from sandbox.rollouts.progress import Progress
 from tests.sandbox.support import ShellAgent, make_task
 from tests.schemas import validator
 from train import RolloutRecord, stream_rollouts
