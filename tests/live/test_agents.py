@@ -6,6 +6,8 @@ Three of the agents run in `tests/sandbox/test_agents.py` too. About a minute an
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from sandbox.embedded_engine import EmbeddedEngine
 from sandbox.rollouts.model_endpoint import Provider
 from sandbox.tasks.task import load_task
 from tests.sandbox.agent_runs import TASK, check_whole, read_back, scripted
-from tests.sandbox.scripted_engine import Body, Said, call_shell, side_answer
+from tests.sandbox.scripted_engine import Body, Rewrite, Said, call_shell, side_answer
 from tests.sandbox.support import attempt
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("docker_client"), pytest.mark.timeout(900)]
@@ -49,6 +51,65 @@ def test_each_agent_comes_to_a_clean_end_with_a_small_model(tmp_path: Path, engi
         assert call.outcome in ("ok", "error", "aborted"), call.outcome  # a title may be left when the turn is over
         if call.outcome == "error":
             assert call.status_code == 400 and "context" in str(call.response_body).lower()
+
+
+def shell_twice(body: Body) -> Said:
+    """Two turns of two commands each, then a look at what they wrote. Each command adds to a file, so that one that
+    ran twice, or with other arguments, shows."""
+    tools = {tool["function"]["name"]: tool["function"] for tool in body.get("tools") or []}
+    if not tools:
+        return Said(side_answer(body))
+    turns = [
+        ("printf 4 >> /app/answer.txt", "printf a >> /app/other.txt"),
+        ("printf 2 >> /app/answer.txt", "printf 'b}' >> /app/other.txt"),
+        ("cat /app/answer.txt", "cat /app/other.txt"),
+    ]
+    done = sum(message["role"] == "tool" for message in body["messages"]) // 2
+    if done >= len(turns):
+        return Said("Done: /app/answer.txt holds 42.")
+    first, second = (call_shell(tools, command) for command in turns[done])
+    return replace(first, others=(second,))
+
+
+def alternating(fragments: list[list[Body]]) -> None:
+    """The fragments of both calls in turn."""
+    flat = [fragment for some in fragments for fragment in some]
+    first, second = ([one for one in flat if one["index"] == index] for index in (0, 1))
+    mixed = [one for pair in zip_longest(first, second) for one in pair if one is not None]
+    for some in fragments:
+        some[:] = [mixed.pop(0) for _ in some]
+
+
+def without_ids(fragments: list[list[Body]]) -> None:
+    for some in fragments:
+        for fragment in some:
+            if "id" in fragment:
+                fragment["id"] = ""
+
+
+def all_index_0(fragments: list[list[Body]]) -> None:
+    """One index for all calls, and the same ids in every turn."""
+    for some in fragments:
+        for fragment in some:
+            if "id" in fragment:
+                fragment["id"] = f"call_{fragment['index']}"
+            fragment["index"] = 0
+
+
+@pytest.mark.parametrize("rewrite", [alternating, without_ids, all_index_0])
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [("claude", "my-policy"), ("claude", "claude-sonnet-4-5"), ("codex", "my-policy"), ("codex", "gpt-5.6-sol")],
+)
+def test_several_calls_in_one_answer_run_once_each(tmp_path: Path, name: str, model: str, rewrite: Rewrite) -> None:
+    """A model name that the agent knows changes what it sends: tools as items, other fields."""
+    run = scripted(tmp_path, name, shell_twice, model=model, rewrite=rewrite)
+    assert run.seen.result["error"] is None and run.seen.reward == 1.0, run.seen.result
+    assert run.seen.result["n_tool_calls"] == 6
+    results = [str(message["content"]) for message in run.sent[-1]["messages"] if message["role"] == "tool"]
+    assert len(results) == 6 and "42" in results[4] and "ab}" in results[5], results
+    assert all(call.outcome == "ok" and call.capture is not None and call.capture.complete for call in run.calls)
+    assert run.covered.training_grade and "3/3 prompts extend" in run.covered.line, run.explained()
 
 
 ORDER = "Write 42 to /app/answer.txt with one command."

@@ -12,7 +12,7 @@ from capture.journal.journal import JournalReader
 from sandbox.agents import find_agent
 from sandbox.rollouts.model_endpoint import Provider
 from sandbox.tasks.task import load_task
-from tests.sandbox.scripted_engine import Script, ScriptedEngine, write_the_number
+from tests.sandbox.scripted_engine import MODEL, Rewrite, Script, ScriptedEngine, write_the_number
 from tests.sandbox.support import Seen, attempt
 from train.tokens.coverage import Covered, coverage
 
@@ -40,6 +40,8 @@ def scripted(
     *,
     network: str = "public",
     refuses: bool = False,
+    model: str = MODEL,
+    rewrite: Rewrite | None = None,
     **env: str,
 ) -> AgentRun:
     """Installs the agent where that was not done yet, and lets it write the number in a container.
@@ -49,7 +51,7 @@ def scripted(
     folder = shutil.copytree(TASK, tmp_path / TASK.name)
     told = (folder / "task.md").read_text().replace("sandbox:\n", f"sandbox:\n  network_mode: {network}\n")
     (folder / "task.md").write_text(told)
-    with ScriptedEngine(script) as engine:
+    with ScriptedEngine(script, model=model, rewrite=rewrite) as engine:
         provider = Provider(f"vllm/{engine.model}", "vllm", engine.model, engine.base_url, None, True)
         seen = attempt(tmp_path, load_task(folder), find_agent(name), provider=provider, agent_env=env)
         assert bool(engine.failed) is refuses

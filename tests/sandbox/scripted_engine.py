@@ -46,20 +46,29 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class Said:
-    """What the model samples: a text, or a call of a tool."""
+    """What the model samples: a text, or a call of a tool, which `others` may follow in the same answer."""
 
     text: str = ""
     tool: str | None = None
     arguments: Body = field(default_factory=dict)
+    others: tuple[Said, ...] = ()
+
+    @property
+    def calls(self) -> list[Said]:
+        return [] if self.tool is None else [self, *self.others]
 
     @property
     def sampled(self) -> str:
-        if self.tool is None:
-            return self.text
+        return "\n".join(call.block for call in self.calls) or self.text
+
+    @property
+    def block(self) -> str:
         return f'<tool_call>\n{{"name": "{self.tool}", "arguments": {json.dumps(self.arguments)}}}\n</tool_call>'
 
 
 Script = Callable[[Body], Said]
+#: Changes the lists of tool call fragments of a stream, in place: what other engines than vLLM make of them.
+Rewrite = Callable[[list[list[Body]]], None]
 
 
 def write_the_number(body: Body, path: str = "/app/answer.txt") -> Said:
@@ -112,14 +121,17 @@ def side_answer(body: Body) -> str:
 class ScriptedEngine:
     """Serves on a free port of loopback while its block lasts; `seen` are the bodies of its model calls, in order."""
 
-    def __init__(self, script: Script = write_the_number) -> None:
+    def __init__(
+        self, script: Script = write_the_number, *, model: str = MODEL, rewrite: Rewrite | None = None
+    ) -> None:
         self.script = script
+        self.rewrite = rewrite
         self.seen: list[Body] = []
         self.failed: list[str] = []
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.engine = self
         self.base_url = f"http://127.0.0.1:{self._server.server_port}/v1"
-        self.model = MODEL
+        self.model = model
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
@@ -134,7 +146,13 @@ class ScriptedEngine:
         self.seen.append(body)
         prompt = encode(render(body))
         said = self.script(body)
-        yield from (chunks if body.get("stream") else whole)(body, prompt, said)
+        if not body.get("stream"):
+            yield from whole(body, prompt, said)
+            return
+        made = list(chunks(body, prompt, said))
+        if self.rewrite is not None and said.calls:
+            self.rewrite([delta["tool_calls"] for delta in deltas(made) if delta.get("tool_calls")])
+        yield from made
 
 
 def render(body: Body) -> str:
@@ -180,9 +198,12 @@ def usage(prompt: list[int], ids: list[int]) -> Body:
 def whole(body: Body, prompt: list[int], said: Said) -> Iterator[Body]:
     ids, reason = sample(body, said)
     message: Body = {"role": "assistant", "content": said.text or None, "refusal": None, "reasoning": None}
-    if said.tool is not None and reason == "tool_calls":
-        function = {"name": said.tool, "arguments": json.dumps(said.arguments)}
-        message["tool_calls"] = [{"id": f"chatcmpl-tool-{uuid.uuid4().hex}", "type": "function", "function": function}]
+    if reason == "tool_calls":
+        message["tool_calls"] = [
+            {"id": f"chatcmpl-tool-{uuid.uuid4().hex}", "type": "function",
+             "function": {"name": call.tool, "arguments": json.dumps(call.arguments)}}
+            for call in said.calls
+        ]  # fmt: skip
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason, "stop_reason": None}
     if body.get("logprobs"):
         choice["logprobs"] = {"content": [entry(token) for token in ids]}
@@ -213,16 +234,25 @@ def chunks(body: Body, prompt: list[int], said: Said) -> Iterator[Body]:
         yield {**common, "choices": [], "usage": usage(prompt, ids)}
 
 
+def deltas(made: list[Body]) -> Iterator[Body]:
+    for chunk in made:
+        for choice in chunk["choices"]:
+            yield choice["delta"]
+
+
 class Parser:
     """What each token shows the client: text as it is, a tool call's name at once and its arguments bit by bit."""
 
     def __init__(self, said: Said) -> None:
         self.said, self.at = said, 0
-        self.named = False
-        if said.tool is not None:
-            self.name_end = said.sampled.index('",') + 2
-            self.begin = said.sampled.index('"arguments": ') + len('"arguments": ')
-            self.end = self.begin + len(json.dumps(said.arguments))
+        self.named: set[int] = set()
+        self.spans: list[tuple[int, int, int]] = []  # where a call's name ends, its arguments begin and end
+        base = 0
+        for call in said.calls:
+            begin = call.block.index('"arguments": ') + len('"arguments": ')
+            end = begin + len(json.dumps(call.arguments))
+            self.spans.append((base + call.block.index('",') + 2, base + begin, base + end))
+            base += len(call.block) + 1
 
     def feed(self, token: int) -> Body:
         text = smollm().decode([token], skip_special_tokens=False)
@@ -231,12 +261,16 @@ class Parser:
             return {"content": ""} if self.said.tool is None else {}
         if self.said.tool is None:
             return {"content": text}
-        if not self.named and self.at >= self.name_end:
-            self.named = True
-            made = {"id": f"chatcmpl-tool-{uuid.uuid4().hex[:16]}", "type": "function", "index": 0}
-            return {"content": None, "tool_calls": [{**made, "function": {"name": self.said.tool}}]}
-        piece = self.said.sampled[max(start, self.begin) : min(self.at, self.end)] if self.at > self.begin else ""
-        return {"content": None, "tool_calls": [{"index": 0, "function": {"arguments": piece}}]} if piece else {}
+        fragments: list[Body] = []
+        for index, (name_end, begin, end) in enumerate(self.spans):
+            if index not in self.named and self.at >= name_end:
+                self.named.add(index)
+                made = {"id": f"chatcmpl-tool-{uuid.uuid4().hex[:16]}", "type": "function", "index": index}
+                fragments.append({**made, "function": {"name": self.said.calls[index].tool}})
+            piece = self.said.sampled[max(start, begin) : min(self.at, end)]
+            if piece and self.at > begin and start < end:
+                fragments.append({"index": index, "function": {"arguments": piece}})
+        return {"content": None, "tool_calls": fragments} if fragments else {}
 
 
 def head(body: Body, kind: str) -> Body:
@@ -253,11 +287,14 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
+        model = self.server.engine.model
         sides: dict[str, Body] = {
             "/version": {"version": "0.32.0"},
             "/v1/models": {
                 "object": "list",
-                "data": [{"id": MODEL, "object": "model", "owned_by": "vllm", "max_model_len": 131072}],
+                "data": [
+                    {"id": self.server.engine.model, "object": "model", "owned_by": "vllm", "max_model_len": 131072}
+                ],
             },
         }
         body = sides.get(self.path.partition("?")[0])
