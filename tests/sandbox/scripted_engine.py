@@ -287,7 +287,6 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        model = self.server.engine.model
         sides: dict[str, Body] = {
             "/version": {"version": "0.32.0"},
             "/v1/models": {
