@@ -85,7 +85,7 @@ class Assembler:
 
 
 def without_ids(body: dict[str, Any]) -> dict[str, Any]:
-    """A body or a choice without token ids, wherever they stand; nothing of `body` itself is changed."""
+    """A copy of a body or a choice without token ids, at whatever depth."""
     kept = {name: value for name, value in body.items() if name not in ID_KEYS}
     for name in NESTED.intersection(kept):
         if isinstance(kept[name], dict):
@@ -208,9 +208,9 @@ def _chat_parts(choice: dict[str, Any]) -> list[dict[str, Any]]:
     parts = [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None} for delta in deltas]
     parts.append({"index": index, "delta": {}, "logprobs": None, "finish_reason": choice.get("finish_reason")})
     parts[1]["logprobs"] = choice.get("logprobs")
-    parts[1].update(_told(choice, *SAMPLED_IDS))
-    parts[-1].update(_told(choice, "stop_reason", "matched_stop"))
-    parts[0].update(_told(choice, "prompt_token_ids"))
+    parts[1].update(_present(choice, *SAMPLED_IDS))
+    parts[-1].update(_present(choice, "stop_reason", "matched_stop"))
+    parts[0].update(_present(choice, "prompt_token_ids"))
     return parts
 
 
@@ -223,10 +223,10 @@ def _streamed(name: str, value: Any) -> Any:
 def _text_parts(choice: dict[str, Any]) -> list[dict[str, Any]]:
     index = choice.get("index", 0)
     text = {"index": index, "text": choice.get("text") or "", "logprobs": choice.get("logprobs"), "finish_reason": None}
-    text.update(_told(choice, *SAMPLED_IDS, "prompt_token_ids"))
+    text.update(_present(choice, *SAMPLED_IDS, "prompt_token_ids"))
     last = {"index": index, "text": "", "logprobs": None, "finish_reason": choice.get("finish_reason")}
-    return [text, {**last, **_told(choice, "stop_reason", "matched_stop")}]
+    return [text, {**last, **_present(choice, "stop_reason", "matched_stop")}]
 
 
-def _told(choice: dict[str, Any], *names: str) -> dict[str, Any]:
+def _present(choice: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: choice[name] for name in names if name in choice}

@@ -1,21 +1,28 @@
-"""Errors of engines that say more in words than by their status, for the dialects to say in theirs."""
+"""What an engine's error means, read from its words where its status does not say it."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-#: Words of engines (vLLM 0.32, SGLang 0.5, llama.cpp) for a prompt beyond the context.
+#: How engines (vLLM 0.32, SGLang 0.5, llama.cpp) say that a prompt is longer than the context.
 _TOO_LONG: Final = ("maximum context length", "model's context length", "available context size", "context window")
-#: Engines answer 500 to some of these, which are the request's own faults: no second call can help.
+#: Engines answer 500 to some of these, although they are faults of the request.
 MEDIA: Final = ("image input is not supported", "is not a multimodal model")
 _OWN_FAULT: Final = (*MEDIA, "audio input is not supported", "Failed to parse tool call arguments")
 
 
+def error_message(engine_error: Any, default: str) -> str:
+    """The engine's own sentence: nested under `error` (vLLM, llama.cpp) or flat (SGLang); `default` for none."""
+    inner = engine_error.get("error", engine_error) if isinstance(engine_error, dict) else None
+    message = inner.get("message") if isinstance(inner, dict) else None
+    return message if isinstance(message, str) else default
+
+
 def too_long(message: str) -> bool:
-    """Whether an engine's error is about a prompt that its context does not hold."""
+    """Whether the error is about a prompt longer than the context."""
     return any(words in message for words in _TOO_LONG)
 
 
 def own_fault(message: str) -> bool:
-    """Whether an engine's error is the request's own fault, whatever its status says."""
+    """Whether the error is the request's own fault, whatever its status: repeating the call cannot help."""
     return too_long(message) or any(words in message for words in _OWN_FAULT)

@@ -121,7 +121,7 @@ def _stops(body: dict[str, Any], chat: dict[str, Any]) -> None:
     stops = body.get("stop_sequences")
     if stops is None or stops == []:
         return
-    if not isinstance(stops, list) or not all(isinstance(one, str) and one for one in stops):
+    if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
         raise Refusal(400, "stop_sequences: Input should be a list of strings that are not empty")
     chat["stop"] = list(stops)
 
@@ -130,7 +130,8 @@ def _tools(body: dict[str, Any], chat: dict[str, Any], dropped: dict[str, None])
     tools = body.get("tools")
     if tools is not None and not isinstance(tools, list):
         raise Refusal(400, "tools: Input should be a list")
-    made = [one for at, tool in enumerate(tools or ()) if (one := _tool(tool, f"tools.{at}", dropped)) is not None]
+    functions = (_tool(tool, f"tools.{at}", dropped) for at, tool in enumerate(tools or ()))
+    made = [function for function in functions if function is not None]
     if made:
         chat["tools"] = made
     choice = body.get("tool_choice")
@@ -139,7 +140,7 @@ def _tools(body: dict[str, Any], chat: dict[str, Any], dropped: dict[str, None])
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind == "tool":
         name = choice.get("name")
-        if name not in [one["function"]["name"] for one in made]:
+        if name not in [function["function"]["name"] for function in made]:
             raise Refusal(400, f"tool_choice.name: no tool of this request that the engine can be given is {name!r}")
         chat["tool_choice"] = {"type": "function", "function": {"name": name}}
     elif isinstance(kind, str) and kind in _CHOICES:
@@ -180,7 +181,7 @@ def _tool(tool: Any, place: str, dropped: dict[str, None]) -> dict[str, Any] | N
 
 
 def _thinking(body: dict[str, Any], chat: dict[str, Any], dropped: dict[str, None]) -> None:
-    """Off and on go to the template; `adaptive` leaves it to the model, as it is where nothing was said."""
+    """Off and on go to the template; `adaptive` is the default: the model decides."""
     thinking = body.get("thinking")
     if thinking is None:
         return
@@ -222,7 +223,7 @@ def _output(body: dict[str, Any], chat: dict[str, Any]) -> None:
 
 
 def _prefill(chat: dict[str, Any]) -> str:
-    """The text that the answer is to go on from, where the conversation ends with one of the assistant's."""
+    """The text that the answer continues, where the conversation ends with an assistant's turn."""
     last = chat["messages"][-1] if chat["messages"] else {}
     if last.get("role") != "assistant":
         return ""

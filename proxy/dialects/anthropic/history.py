@@ -1,8 +1,8 @@
 """The conversation of an Anthropic request as chat messages: system, turns, tool calls and their results.
 
-What a template shows is text, so text blocks become one string. A turn of the agent that holds tool results becomes one
-`tool` message a result, and what else it holds the `user` message behind them. As Anthropic's API does, turns of one
-role that follow each other become one.
+Templates show text, so text blocks become one string. A user turn with tool results becomes one `tool` message per
+result, and its other blocks a `user` message after them. As in Anthropic's API, consecutive turns of one role become
+one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Message = dict[str, Any]
 
 #: Claude Code opens its system prompt with a line for billing that differs from call to call (2.1, also in vLLM 0.32).
 BILLING: Final = "x-anthropic-billing-header"
-#: What of a block is read; anything else that is set is dropped and said.
+#: The fields of a block that are read; others that are set are dropped and listed.
 _READ: Final[dict[str, frozenset[str]]] = {
     "text": frozenset(("type", "text")),
     "image": frozenset(("type", "source")),
@@ -66,7 +66,7 @@ class History:
     # whose turn it is
 
     def _system_turn(self, content: Any, where: str) -> None:
-        """A system message among the others. Most templates refuse one there: the user says it, where it stands."""
+        """A system message among the others. Most templates refuse one there: it becomes a user message."""
         text = content if isinstance(content, str) else self._texts(content, f"{where}.content")
         if not text:
             return
@@ -89,10 +89,10 @@ class History:
                 parts.append(self._part(block, kind, place))
         parts = pictures + parts
         if parts or not self.messages or self.messages[-1]["role"] != "tool":
-            self._say(*_said(parts))
+            self._say(*_joined(parts))
 
     def _say(self, text: str, parts: list[dict[str, Any]]) -> None:
-        """Adds to what the user says: one string while it is text alone."""
+        """Adds to the user message: one string while it is text alone."""
         last = self.messages[-1] if self.messages else {}
         if last.get("role") != "user":
             self.messages.append({"role": "user", "content": parts or text})
@@ -129,7 +129,7 @@ class History:
             elif kind == "redacted_thinking":
                 self.dropped["messages[].content[].redacted_thinking"] = None
             else:
-                raise Refusal(400, f"{place}: a block of type '{kind}' cannot stand in a turn of the assistant")
+                raise Refusal(400, f"{place}: a block of type '{kind}' is not allowed in an assistant turn")
         made: Message = {"role": "assistant", "content": "".join(texts) if texts or not calls else None}
         if thoughts:
             made["reasoning_content"] = "".join(thoughts)
@@ -169,7 +169,7 @@ class History:
         if content is None or isinstance(content, str):
             text = content or ""
         else:
-            parts = [self._part(*one) for one in self._blocks(content, f"{place}.content")]
+            parts = [self._part(inner, kind, at) for inner, kind, at in self._blocks(content, f"{place}.content")]
             text = "\n".join(part["text"] for part in parts if part["type"] == "text")
             pictures = [part for part in parts if part["type"] != "text"]
         if block.get("is_error") and "error" not in text[:200].lower():
@@ -221,7 +221,7 @@ class History:
         texts: list[str] = []
         for block, kind, place in self._blocks(content, where):
             if kind != "text":
-                raise Refusal(400, f"{place}: only text can stand here, not a block of type '{kind}'")
+                raise Refusal(400, f"{place}: only text is allowed here, not a block of type '{kind}'")
             text = _string(block, "text", place)
             if text.startswith(BILLING):
                 self.dropped[f"{where}[]: {BILLING}"] = None
@@ -230,7 +230,7 @@ class History:
         return "\n".join(texts)
 
 
-def _said(parts: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
+def _joined(parts: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
     """Parts as a string where all of them are text."""
     if all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts), []

@@ -7,13 +7,13 @@ from typing import Any, ClassVar, Final
 
 from proxy.dialects.base import ChatRequest, Dialect, EarlierAnswers, ReplyTranslator
 from proxy.dialects.chat import dumps
-from proxy.dialects.engine_errors import own_fault
+from proxy.dialects.engine_errors import error_message, own_fault
 from proxy.dialects.gemini.history import messages_of
 from proxy.dialects.gemini.reply import STATUSES, GeminiReply
 from proxy.dialects.gemini.request import camel, chat_fields
 from proxy.errors import Refusal
 
-#: Where Google's clients call: Gemini CLI at the one, later ones at the other.
+#: Gemini CLI uses the first prefix, later clients of Google's the second.
 PREFIXES: Final = ("/v1beta/models/", "/v1/models/")
 _METHODS: Final = (":generateContent", ":streamGenerateContent")
 
@@ -36,7 +36,7 @@ class GeminiDialect(Dialect):
             raise Refusal(404, f"{path} is not served here; a model's name is followed by {' or '.join(_METHODS)}")
         streams = method == "streamGenerateContent"
         if streams and b"alt=sse" not in query:
-            raise Refusal(400, "`alt` has to be sse: answers are streamed as server-sent events only")
+            raise Refusal(400, "`alt` must be sse: answers are streamed as server-sent events only")
         return GeminiDialect(model, streams)
 
     def translate(self, body: dict[str, Any], earlier: EarlierAnswers) -> ChatRequest:
@@ -51,10 +51,7 @@ class GeminiDialect(Dialect):
         return GeminiReply(request)
 
     def error(self, status: int, message: str, engine_error: Any = None) -> tuple[int, bytes]:
-        """`engine_error`: the engine's own body, nested under `error` (vLLM, llama.cpp) or flat (SGLang)."""
-        told = engine_error.get("error", engine_error) if isinstance(engine_error, dict) else None
-        if isinstance(told, dict) and isinstance(told.get("message"), str):
-            message = told["message"]
+        message = error_message(engine_error, message)
         if own_fault(message):
             status = 400
         name = STATUSES.get(status, "INTERNAL" if status >= 500 else "INVALID_ARGUMENT")

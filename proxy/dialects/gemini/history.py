@@ -1,7 +1,7 @@
 """The conversation of a Gemini request as chat messages.
 
-A `content` holds the parts of a turn. A model's becomes one assistant message; of a user's, each function response
-becomes a tool message, and what is left the user's message.
+A `content` holds the parts of a turn. A model's content becomes one assistant message. Of a user's content, each
+function response becomes a tool message, and the rest the user's message.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ def signature(reasoning: str) -> str:
 def messages_of(body: dict[str, Any], earlier: EarlierAnswers) -> list[Message]:
     """`systemInstruction` and `contents`. Raises `Refusal` for a part that has no form as chat."""
     history = History(earlier)
-    told = body.get("systemInstruction")
-    if told is not None:
-        history.system(told)
+    instruction = body.get("systemInstruction")
+    if instruction is not None:
+        history.system(instruction)
     contents = body.get("contents")
     if isinstance(contents, dict):
         contents = [contents]
     if not isinstance(contents, list) or not contents:
-        raise Refusal(400, "`contents` has to be a list of at least one content")
+        raise Refusal(400, "`contents` must be a list of at least one content")
     for at, content in enumerate(contents):
         history.add(content, f"contents[{at}]")
     return history.messages
 
 
 class History:
-    """Takes contents one by one."""
+    """The messages of a conversation, from one content after another."""
 
     def __init__(self, earlier: EarlierAnswers) -> None:
         self.messages: list[Message] = []
@@ -98,9 +98,9 @@ class History:
     def _call(self, given: dict[str, Any], path: str) -> dict[str, Any]:
         name, args = given.get("name"), given.get("args")
         if not isinstance(name, str) or not name:
-            raise Refusal(400, f"`{path}.functionCall.name` has to be the function's name")
+            raise Refusal(400, f"`{path}.functionCall.name` must be the function's name")
         if args is not None and not isinstance(args, dict):
-            raise Refusal(400, f"`{path}.functionCall.args` has to be an object")
+            raise Refusal(400, f"`{path}.functionCall.args` must be an object")
         self._calls += 1
         call_id = str(given.get("id") or f"call_{self._calls}")
         self._open.append((call_id, name))
@@ -118,30 +118,32 @@ class History:
         return json.dumps(args or {}, ensure_ascii=False)
 
     def _user(self, parts: list[dict[str, Any]], path: str) -> None:
-        said: list[dict[str, Any]] = []
+        content: list[dict[str, Any]] = []
         for at, part in enumerate(parts):
             where = f"{path}.parts[{at}]"
             if isinstance(part.get("functionResponse"), dict):
                 self._response(part["functionResponse"], f"{where}.functionResponse")
             else:
-                said.append(_said(part, where))
-        if not said:
+                content.append(_content_part(part, where))
+        if not content:
             return
-        plain = len(said) == 1 and said[0]["type"] == "text"
-        self.messages.append({"role": "user", "content": said[0]["text"] if plain else said})
+        plain = len(content) == 1 and content[0]["type"] == "text"
+        self.messages.append({"role": "user", "content": content[0]["text"] if plain else content})
 
     def _response(self, given: dict[str, Any], path: str) -> None:
         name, call_id = given.get("name"), given.get("id")
-        matching = [one for one in self._open if one[0] == call_id or (call_id is None and one[1] == name)]
+        matching = [call for call in self._open if call[0] == call_id or (call_id is None and call[1] == name)]
         if not matching:
             raise Refusal(400, f"`{path}` answers a call of {name!r} that is not in `contents`")
         if given.get("parts"):
             raise Refusal(400, f"`{path}.parts` is not served here: a function's answer is text")
         self._open.remove(matching[0])
-        self.messages.append({"role": "tool", "tool_call_id": matching[0][0], "content": _told(given.get("response"))})
+        self.messages.append(
+            {"role": "tool", "tool_call_id": matching[0][0], "content": _response_text(given.get("response"))}
+        )
 
 
-def _told(response: Any) -> str:
+def _response_text(response: Any) -> str:
     """A response's plain text where it holds nothing else, else its JSON."""
     if isinstance(response, dict) and len(response) == 1:
         for key in _TEXT_KEYS:
@@ -156,11 +158,11 @@ def _parts(content: Any, path: str) -> list[dict[str, Any]]:
     if isinstance(parts, dict):
         parts = [parts]
     if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
-        raise Refusal(400, f"`{path}.parts` has to be a list of parts")
+        raise Refusal(400, f"`{path}.parts` must be a list of parts")
     return parts
 
 
-def _said(part: dict[str, Any], path: str) -> dict[str, Any]:
+def _content_part(part: dict[str, Any], path: str) -> dict[str, Any]:
     if "text" in part:
         return {"type": "text", "text": _text(part, path)}
     data = part.get("inlineData")
@@ -178,7 +180,7 @@ def _said(part: dict[str, Any], path: str) -> dict[str, Any]:
 def _text(part: dict[str, Any], path: str) -> str:
     text = part.get("text")
     if not isinstance(text, str):
-        raise Refusal(400, f"`{path}.text` has to be a text")
+        raise Refusal(400, f"`{path}.text` must be a text")
     return text
 
 

@@ -1,4 +1,4 @@
-"""Tools and settings of a Gemini request as chat fields: kept, refused by name, or left out and told."""
+"""Tools and settings of a Gemini request as chat fields: kept, refused by name, or dropped and listed."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ _MODES: Final = {"AUTO": "auto", "VALIDATED": "auto", "MODE_UNSPECIFIED": "auto"
 
 #: Google's clients write integers of 64 bits as texts.
 _COUNT: Final = re.compile(r"[0-9]{1,19}")
-#: Below these stand keys that are the agent's own.
+#: The keys of these objects are the agent's own.
 _FREE: Final = frozenset("args response properties parametersJsonSchema responseJsonSchema _responseJsonSchema".split())
 
 
 def camel(value: Any) -> Any:
     """Names of fields as Google documents them; its routes, and so its clients, also know them with underscores."""
     if isinstance(value, list):
-        return [camel(one) for one in value]
+        return [camel(item) for item in value]
     if not isinstance(value, dict):
         return value
     made = {}
     for name, below in value.items():
-        first, *more = name.split("_") if not name.startswith("_") else [name]
-        ours = first + "".join(one.capitalize() for one in more)
+        first, *rest = name.split("_") if not name.startswith("_") else [name]
+        ours = first + "".join(word.capitalize() for word in rest)
         made[ours] = below if ours in _FREE and ours != "properties" else camel(below)
         if ours == "properties" and isinstance(below, dict):
             made[ours] = {key: camel(schema) for key, schema in below.items()}
@@ -109,16 +109,17 @@ def _thinking(thinking: dict[str, Any]) -> dict[str, Any]:
 def _tools(body: dict[str, Any], dropped: list[str]) -> dict[str, Any]:
     given = body.get("tools")
     if given is not None and not isinstance(given, list):
-        raise Refusal(400, "`tools` has to be a list of tools")
+        raise Refusal(400, "`tools` must be a list of tools")
     functions = []
     for at, tool in enumerate(given or ()):
-        for kind, held in _object(tool, f"tools[{at}]").items():
+        for kind, declared in _object(tool, f"tools[{at}]").items():
             if kind != "functionDeclarations":
                 dropped.append(f"tools[{at}].{kind}")  # Google runs it
                 continue
-            if not isinstance(held, list):
-                raise Refusal(400, f"`tools[{at}].functionDeclarations` has to be a list")
-            functions += [_function(one, f"tools[{at}].functionDeclarations[{n}]") for n, one in enumerate(held)]
+            if not isinstance(declared, list):
+                raise Refusal(400, f"`tools[{at}].functionDeclarations` must be a list")
+            path = f"tools[{at}].functionDeclarations"
+            functions += [_function(given, f"{path}[{n}]") for n, given in enumerate(declared)]
     if not functions:
         return {}
     config = _object(_object(body.get("toolConfig"), "toolConfig").get("functionCallingConfig"), "toolConfig")
@@ -128,7 +129,7 @@ def _tools(body: dict[str, Any], dropped: list[str]) -> dict[str, Any]:
     allowed = config.get("allowedFunctionNames")
     if allowed:
         if not isinstance(allowed, list):
-            raise Refusal(400, "`toolConfig.functionCallingConfig.allowedFunctionNames` has to be a list of names")
+            raise Refusal(400, "`toolConfig.functionCallingConfig.allowedFunctionNames` must be a list of names")
         functions = [function for function in functions if function["function"]["name"] in allowed]
     fields: dict[str, Any] = {"tools": functions}
     if config.get("mode"):
@@ -139,7 +140,7 @@ def _tools(body: dict[str, Any], dropped: list[str]) -> dict[str, Any]:
 def _function(given: Any, path: str) -> dict[str, Any]:
     declared = _object(given, path)
     if not isinstance(declared.get("name"), str) or not declared["name"]:
-        raise Refusal(400, f"`{path}.name` has to be the function's name")
+        raise Refusal(400, f"`{path}.name` must be the function's name")
     made: dict[str, Any] = {"name": declared["name"]}
     if declared.get("description"):
         made["description"] = declared["description"]
@@ -153,7 +154,7 @@ def _function(given: Any, path: str) -> dict[str, Any]:
 def json_schema(schema: Any) -> Any:
     """Gemini's Schema (OpenAPI 3.0: types in capitals, `nullable`, counts as texts) as a JSON schema."""
     if isinstance(schema, list):
-        return [json_schema(one) for one in schema]
+        return [json_schema(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     made: dict[str, Any] = {}
@@ -177,5 +178,5 @@ def _object(value: Any, path: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise Refusal(400, f"`{path}` has to be an object")
+        raise Refusal(400, f"`{path}` must be an object")
     return value

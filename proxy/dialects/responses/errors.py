@@ -1,7 +1,7 @@
 """Errors of the Responses dialect: OpenAI's shape, with a type and a code by which its clients decide what to do.
 
-OpenAI's clients call again after 408, 409, 429 and 5xx. So a request that no second call can help must not have one of
-those, whatever status the engine gave it.
+OpenAI's clients retry after 408, 409, 429 and 5xx. So an error that a retry cannot fix must not have one of those
+statuses, whatever the engine gave it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from proxy.dialects.chat import dumps
-from proxy.dialects.engine_errors import MEDIA, own_fault, too_long
+from proxy.dialects.engine_errors import MEDIA, error_message, own_fault, too_long
 
 _KINDS: Final = {
     400: ("invalid_request_error", None),
@@ -22,24 +22,23 @@ _KINDS: Final = {
 
 
 def error_body(status: int, message: str, engine_error: Any = None) -> tuple[int, bytes]:
-    """An error's status and body. `engine_error`: the engine's own body, nested (vLLM, llama.cpp) or flat (SGLang)."""
-    told = engine_error.get("error", engine_error) if isinstance(engine_error, dict) else engine_error
-    said: dict[str, Any] = told if isinstance(told, dict) else {}
-    if isinstance(said.get("message"), str):
-        message = said["message"]
-    status, kind, code = _judged(status, message)
-    param = said.get("param") if isinstance(said.get("param"), str) else _named(message)
+    """An error's status and body. `engine_error` as in `Dialect.error`."""
+    message = error_message(engine_error, message)
+    inner = engine_error.get("error", engine_error) if isinstance(engine_error, dict) else None
+    given = inner.get("param") if isinstance(inner, dict) else None
+    status, kind, code = _classify(status, message)
+    param = given if isinstance(given, str) else _field_named_in(message)
     fields = {"message": message, "type": kind, "param": param, "code": code}
     return status, dumps({"error": fields})
 
 
 def failure(status: int, message: str) -> dict[str, Any]:
     """The `error` of a response that failed in mid-stream."""
-    status, _, code = _judged(status, message)
+    status, _, code = _classify(status, message)
     return {"code": code or ("server_error" if status >= 500 else "invalid_prompt"), "message": message}
 
 
-def _judged(status: int, message: str) -> tuple[int, str, str | None]:
+def _classify(status: int, message: str) -> tuple[int, str, str | None]:
     if too_long(message):
         return 400, "invalid_request_error", "context_length_exceeded"
     if own_fault(message):
@@ -49,6 +48,6 @@ def _judged(status: int, message: str) -> tuple[int, str, str | None]:
     return status, kind, known
 
 
-def _named(message: str) -> str | None:
-    """The field that a refusal of ours begins with."""
+def _field_named_in(message: str) -> str | None:
+    """The field with which a refusal of the proxy begins."""
     return message[1 : message.index("`", 1)] if message.startswith("`") and "`" in message[1:] else None

@@ -1,6 +1,6 @@
 """The conversation of a Responses request as chat messages.
 
-One turn of the assistant is several items there (reasoning, text, one item a call) and one message here. Items that
+One turn of the assistant is several items there (reasoning, text, one item per call) and one message here. Items that
 came from us name the answer they belong to in their ids, so what was sampled together is put together again, even where
 the agent wrote a tool's output between two calls of one answer.
 """
@@ -58,33 +58,33 @@ def items_of(body: dict[str, Any], earlier: EarlierAnswers) -> list[tuple[str, d
     before: list[tuple[str, dict[str, Any]]] = []
     previous = body.get("previous_response_id")
     if previous is not None:
-        held = _conversation(earlier, str(previous))
-        if held is None:
+        known = _conversation(earlier, str(previous))
+        if known is None:
             raise Refusal(
                 400,
                 f"`previous_response_id` {previous!r} is not known in this session: it was not stored (`store` was "
                 "false), is too long ago, or the session was opened again since; send the whole history as `input`",
             )
-        before = [(f"previous_response_id[{at}]", item) for at, item in enumerate(held)]
+        before = [(f"previous_response_id[{at}]", item) for at, item in enumerate(known)]
     given = body.get("input")
     if isinstance(given, str):
         return [*before, ("input", {"type": "message", "role": "user", "content": given})]
     if given is None and before:
         given = []
     if not isinstance(given, list):
-        raise Refusal(400, "`input` has to be a text or a list of items")
+        raise Refusal(400, "`input` must be a text or a list of items")
     return before + [(f"input[{at}]", _resolved(item, f"input[{at}]", earlier)) for at, item in enumerate(given)]
 
 
 def _resolved(item: Any, path: str, earlier: EarlierAnswers) -> dict[str, Any]:
     if not isinstance(item, dict):
-        raise Refusal(400, f"`{path}` has to be an item, which is an object")
+        raise Refusal(400, f"`{path}` must be an item, which is an object")
     if item.get("type") != "item_reference":
         return item
     answer = answer_of(item)
-    for held in (_conversation(earlier, f"resp_{answer}") if answer else None) or ():
-        if held.get("id") == item.get("id"):
-            return held
+    for known in (_conversation(earlier, f"resp_{answer}") if answer else None) or ():
+        if known.get("id") == item.get("id"):
+            return known
     raise Refusal(400, f"`{path}` refers to an item that is not known in this session: send the item itself")
 
 
@@ -98,7 +98,7 @@ def _conversation(earlier: EarlierAnswers, response: str) -> list[dict[str, Any]
 def messages_of(instructions: Any, items: list[tuple[str, dict[str, Any]]], earlier: EarlierAnswers) -> list[Message]:
     """Instructions and items as chat messages. Raises `Refusal` for an item that has no form as chat."""
     if instructions is not None and not isinstance(instructions, str):
-        raise Refusal(400, "`instructions` has to be a text")
+        raise Refusal(400, "`instructions` must be a text")
     conversation = Conversation(earlier)
     if instructions:
         conversation.system(instructions)
@@ -110,7 +110,7 @@ def messages_of(instructions: Any, items: list[tuple[str, dict[str, Any]]], earl
 
 
 class Conversation:
-    """Takes items one by one."""
+    """The messages of a conversation, from one item after another."""
 
     def __init__(self, earlier: EarlierAnswers) -> None:
         self.messages: list[Message] = []
@@ -152,16 +152,16 @@ class Conversation:
     def _message(self, item: dict[str, Any], path: str) -> None:
         role, content = item.get("role"), item.get("content")
         if role not in ROLES:
-            raise Refusal(400, f"`{path}.role` has to be one of {', '.join(ROLES)}")
+            raise Refusal(400, f"`{path}.role` must be one of {', '.join(ROLES)}")
         if role == "user":
             self._turn = None
             self.messages.append({"role": "user", "content": _parts(content, f"{path}.content")})
         elif role == "assistant":
-            self._said(item, _text(content, f"{path}.content", between=""))
+            self._assistant_text(item, _text(content, f"{path}.content", between=""))
         else:
             self.system(_text(content, f"{path}.content", between="\n"))
 
-    def _said(self, item: dict[str, Any], text: str) -> None:
+    def _assistant_text(self, item: dict[str, Any], text: str) -> None:
         turn = self._turn_of(item, joins=lambda turn: turn["content"] is None)
         turn["content"] = (turn["content"] or "") + text
 
@@ -170,13 +170,13 @@ class Conversation:
         if not text:
             return
         turn = self._turn_of(item, joins=lambda turn: turn["content"] is None and "tool_calls" not in turn)
-        # vLLM 0.32 reads the one name, SGLang and llama.cpp the other.
+        # vLLM 0.32 reads `reasoning`, SGLang and llama.cpp read `reasoning_content`.
         turn["reasoning"] = turn["reasoning_content"] = turn.get("reasoning", "") + text
 
     def _call(self, item: dict[str, Any], path: str, arguments: str) -> None:
         call_id, name = item.get("call_id"), item.get("name")
         if not isinstance(call_id, str) or not isinstance(name, str):
-            raise Refusal(400, f"`{path}` has to have a call_id and a name")
+            raise Refusal(400, f"`{path}` must have a call_id and a name")
         turn = self._turn_of(item, joins=lambda turn: True)
         function = {"name": chat_name(name, item.get("namespace")), "arguments": arguments}
         turn.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
@@ -226,7 +226,7 @@ class Conversation:
         """The arguments that the model wrote for a custom call, where the session still has them; else written anew."""
         text = item.get("input")
         if not isinstance(text, str):
-            raise Refusal(400, f"`{path}.input` has to be a text")
+            raise Refusal(400, f"`{path}.input` must be a text")
         sampled = self._earlier.get(arguments_name(str(item.get("call_id"))))
         return sampled if isinstance(sampled, str) and free_text(sampled) == text else as_arguments(text)
 
@@ -234,18 +234,18 @@ class Conversation:
 def _found_tools(item: dict[str, Any], path: str) -> str:
     """What a tool search found, as the agent wrote it; `toolset` makes functions of it."""
     if not isinstance(item.get("tools"), list):
-        raise Refusal(400, f"`{path}.tools` has to be a list of tools")
+        raise Refusal(400, f"`{path}.tools` must be a list of tools")
     return json.dumps(item["tools"], ensure_ascii=False)
 
 
 def _arguments(item: dict[str, Any], path: str) -> str:
-    """As they stand, even where they are no JSON: what to make of that is the engine's to say."""
+    """The arguments unchanged, even where they are not JSON: the engine decides what to make of them."""
     arguments = item.get("arguments")
     if arguments is None or arguments == "":
         return "{}"  # llama.cpp refuses an empty text, vLLM takes it for this
     if isinstance(arguments, str):
         return arguments
-    raise Refusal(400, f"`{path}.arguments` has to be a text: the call's arguments as JSON")
+    raise Refusal(400, f"`{path}.arguments` must be a text: the call's arguments as JSON")
 
 
 def _thought(item: dict[str, Any], path: str) -> str:
@@ -273,7 +273,7 @@ def _text(content: Any, path: str, between: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise Refusal(400, f"`{path}` has to be a text or a list of parts")
+        raise Refusal(400, f"`{path}` must be a text or a list of parts")
     texts = []
     for at, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
@@ -289,7 +289,7 @@ def _parts(content: Any, path: str) -> Any:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise Refusal(400, f"`{path}` has to be a text or a list of parts")
+        raise Refusal(400, f"`{path}` must be a text or a list of parts")
     parts = [_part(part, f"{path}[{at}]") for at, part in enumerate(content)]
     if all(part["type"] == "text" for part in parts) and len(parts) < 2:
         return parts[0]["text"] if parts else ""
@@ -303,7 +303,7 @@ def _part(part: Any, path: str) -> dict[str, Any]:
     if kind == "input_image":
         url = part.get("image_url")
         if not isinstance(url, str):
-            raise Refusal(400, f"`{path}.image_url` has to be an address or a data URL: no files are kept here")
+            raise Refusal(400, f"`{path}.image_url` must be an address or a data URL: no files are kept here")
         image = {"url": url}
         if part.get("detail") not in (None, "auto"):
             image["detail"] = part["detail"]

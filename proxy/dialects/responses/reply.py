@@ -1,8 +1,8 @@
-"""One answer as a response: chat chunks in, the events of the Responses dialect out; or a whole chat body in one piece.
+"""One answer as a response: chat chunks in, the events of the Responses dialect out; or a completed body at once.
 
 `response.created` opens with the first chunk; text, reasoning and calls become items that are opened, fed and closed;
-`response.completed`, `.incomplete` or `.failed` ends. A whole body goes the same way as one chunk, so that an answer is
-the same streamed or not.
+`response.completed`, `.incomplete` or `.failed` ends. A completed body goes the same way as one chunk, so that an
+answer is the same streamed or not.
 """
 
 from __future__ import annotations
@@ -77,29 +77,29 @@ class ResponsesReply(ReplyTranslator):
         """`error`, at which OpenAI's client raises, and `response.failed`, which Codex reads."""
         opening = b"" if self._echo is not None else self._open({})
         self._error = failure(status, message)
-        told = {"code": self._error["code"], "message": self._error["message"], "param": None}
-        nested = {"type": "server_error" if status >= 500 else "invalid_request_error", **told}
-        return opening + self.events.event("error", {**told, "error": nested}) + self._lifecycle("response.failed")
+        fields = {"code": self._error["code"], "message": self._error["message"], "param": None}
+        nested = {"type": "server_error" if status >= 500 else "invalid_request_error", **fields}
+        return opening + self.events.event("error", {**fields, "error": nested}) + self._lifecycle("response.failed")
 
     def ping(self) -> bytes:
         """An event, not a comment: Codex counts the seconds between events."""
         return self._open({}) if self._echo is None else self._lifecycle("response.in_progress")
 
-    # a whole answer
+    # a completed body
 
     def body(self, chat: dict[str, Any]) -> dict[str, Any]:
         if self._echo is None:
             self.feed(as_chunk(chat))
         self._usage = chat.get("usage") or self._usage
         if chat.get("error") is not None and self._error is None:
-            told = chat["error"]
-            self._error = failure(500, str(told.get("message") if isinstance(told, dict) else told))
+            error = chat["error"]
+            self._error = failure(500, str(error.get("message") if isinstance(error, dict) else error))
         if self._finish is not None:
             self._close()
-        whole = {**self._head(), **self.context.echo}
-        if whole["status"] == "in_progress":
-            whole["status"] = "incomplete"  # it broke off
-        return whole
+        body = {**self._head(), **self.context.echo}
+        if body["status"] == "in_progress":
+            body["status"] = "incomplete"  # it broke off
+        return body
 
     def cache_entries(self) -> dict[str, str | bytes]:
         """The conversation so far, for `previous_response_id`, unless `store` is false; and the arguments that the
@@ -128,7 +128,7 @@ class ResponsesReply(ReplyTranslator):
             for call in self._calls.calls:
                 self._begin(call, out)
             if all(isinstance(item, ReasoningItem) for item in self.items):
-                # An answer that ends with nothing said: without an item it would be missing in what comes back.
+                # An answer without text: without an item it would be missing from the history that comes back.
                 self._message(out, refusal=False)
             cut = self._status() != "completed"
             for item in self.items:
@@ -177,11 +177,11 @@ class ResponsesReply(ReplyTranslator):
             out.append(item.feed(thought))
         content = delta.get("content")
         if content and isinstance(content, str):
-            told = _logprobs(logprobs) if self.context.logprobs else None
+            entries = _logprobs(logprobs) if self.context.logprobs else None
             text = self._text
             if not isinstance(text, MessageItem) or text.refusal:
                 text = self._message(out, refusal=False)
-            out.append(text.feed(content, told))
+            out.append(text.feed(content, entries))
         refusal = delta.get("refusal")
         if refusal and isinstance(refusal, str):
             text = self._text
@@ -260,11 +260,12 @@ def usage_of(usage: Any) -> Json | None:
 def _logprobs(given: Any) -> list[Json]:
     entries = objects(given.get("content") if isinstance(given, dict) else None)
     return [
-        {**_token(one), "top_logprobs": [_token(top) for top in objects(one.get("top_logprobs"))]} for one in entries
+        {**_token(entry), "top_logprobs": [_token(top) for top in objects(entry.get("top_logprobs"))]}
+        for entry in entries
     ]
 
 
 def _token(entry: Json) -> Json:
     token, given = str(entry.get("token") or ""), entry.get("bytes")
-    told = given if isinstance(given, list) else list(token.encode("utf-8", "replace"))
-    return {"token": token, "bytes": told, "logprob": entry.get("logprob")}
+    written = given if isinstance(given, list) else list(token.encode("utf-8", "replace"))
+    return {"token": token, "bytes": written, "logprob": entry.get("logprob")}

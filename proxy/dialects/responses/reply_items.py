@@ -1,4 +1,4 @@
-"""Output items of a response as they grow: each is opened, fed and closed, and says so in events."""
+"""Output items of a response as they grow: opened, fed and closed, with the events for each step."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ class MessageItem(Item):
         return self.events.event(f"{self._name}.delta", {**self.at, "delta": text, "logprobs": self._new_logprobs})
 
     def ends(self) -> bytes:
-        said: Json = {"refusal": self.text} if self.refusal else {"text": self.text, "logprobs": self.logprobs}
-        done = self.events.event(f"{self._name}.done", {**self.at, **said})
+        content: Json = {"refusal": self.text} if self.refusal else {"text": self.text, "logprobs": self.logprobs}
+        done = self.events.event(f"{self._name}.done", {**self.at, **content})
         return done + self.events.event("response.content_part.done", {**self.at, "part": self._part()})
 
     def _part(self) -> Json:
@@ -138,9 +138,9 @@ class MessageItem(Item):
 
 
 class ReasoningItem(Item):
-    """The engine's reasoning: as its text, or, where the agent asked for a summary, in the place of one.
+    """The engine's reasoning: as its text, or as the summary that the agent asked for.
 
-    No engine summarizes. An agent that asks for a summary shows nothing else, so it gets the reasoning itself there.
+    No engine summarizes, and an agent that asks for a summary shows nothing else.
     """
 
     kind = "rs"

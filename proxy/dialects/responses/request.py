@@ -1,6 +1,7 @@
-"""A Responses request as a chat completions request: every field kept, refused by name, or left out and told.
+"""A Responses request as a chat completions request: every field kept, refused by name, or dropped and
+listed.
 
-Left out is only what does not change what is sampled; what would, and has no form as chat, is a 400.
+Dropped are only fields that do not change what is sampled; one that would, and has no form as chat, is a 400.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _ENGINE: Final = frozenset(SAMPLING).union(
     "length_penalty thinking_token_budget skip_special_tokens spaces_between_special_tokens mm_processor_kwargs "
     "priority cache_salt".split()
 )
-#: Who asks, what is billed, cached or shown, and what bounds tools that are not here: left out and told.
+#: Who asks, what is billed, cached or shown, and bounds of tools that are not here: dropped and listed.
 _LEFT_OUT: Final = frozenset(
     "user safety_identifier service_tier client_metadata prompt_cache_key prompt_cache_retention prompt_cache_options "
     "max_tool_calls stream_options access_programs background_options image".split()
@@ -134,7 +135,7 @@ def _sampling(body: dict[str, Any]) -> dict[str, Any]:
     """What shapes the sampling, under its names as chat."""
     chat = {name: body[name] for name in ("temperature", "top_p") if body.get(name) is not None}
     if body.get("max_output_tokens") is not None:
-        chat["max_tokens"] = body["max_output_tokens"]  # the one of its two names that every engine knows
+        chat["max_tokens"] = body["max_output_tokens"]  # of its two names the one that every engine knows
     effort = _object(body, "reasoning").get("effort")
     if effort is not None:
         chat["reasoning_effort"] = effort
@@ -150,7 +151,7 @@ def _form(body: dict[str, Any]) -> dict[str, Any] | None:
     if form is None:
         return None
     if not isinstance(form, dict):
-        raise Refusal(400, "`text.format` has to be an object")
+        raise Refusal(400, "`text.format` must be an object")
     kind = form.get("type")
     if kind == "text":
         return None
@@ -159,7 +160,7 @@ def _form(body: dict[str, Any]) -> dict[str, Any] | None:
     if kind != "json_schema":
         raise Refusal(400, f"`text.format` {kind!r} is not served here: it is text, json_object or json_schema")
     if not isinstance(form.get("schema"), dict):
-        raise Refusal(400, "`text.format.schema` has to be a JSON schema")
+        raise Refusal(400, "`text.format.schema` must be a JSON schema")
     fields = {name: form[name] for name in ("name", "description", "schema", "strict") if form.get(name) is not None}
     return {"type": "json_schema", "json_schema": {"name": "answer", **fields}}
 
@@ -169,16 +170,16 @@ def _include(body: dict[str, Any]) -> list[Any]:
     if include is None:
         return []
     if not isinstance(include, list):
-        raise Refusal(400, "`include` has to be a list")
+        raise Refusal(400, "`include` must be a list")
     return include
 
 
 def _dropped(body: dict[str, Any]) -> list[str]:
-    """What is left out, for it does not change what is sampled."""
+    """The paths of fields that are dropped because they do not change what is sampled."""
     dropped = [name for name, value in body.items() if name in _LEFT_OUT and value is not None]
-    dropped += [f"include[{at}]" for at, one in enumerate(_include(body)) if one not in (_LOGPROBS, _ENCRYPTED)]
-    # Codex sends `text.verbosity` and `reasoning.context` to models that it knows by name. No engine has the one, and
-    # the model's template decides on the other.
+    dropped += [f"include[{at}]" for at, name in enumerate(_include(body)) if name not in (_LOGPROBS, _ENCRYPTED)]
+    # Codex sends `text.verbosity` and `reasoning.context` to models that it knows by name. No engine has a
+    # verbosity, and the template decides which turns' reasoning a prompt holds.
     for name, read in (("text", _TEXT_READ), ("reasoning", _REASONING_READ)):
         fields = _object(body, name)
         dropped += [
@@ -221,5 +222,5 @@ def _object(body: dict[str, Any], name: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise Refusal(400, f"`{name}` has to be an object")
+        raise Refusal(400, f"`{name}` must be an object")
     return value

@@ -77,7 +77,7 @@ def _add(made: Toolset, where: str, tools: Any, known: Container[str] = ()) -> N
     if tools is None:
         return
     if not isinstance(tools, list):
-        raise Refusal(400, f"`{where}` has to be a list of tools")
+        raise Refusal(400, f"`{where}` must be a list of tools")
     for namespace, path, given in _flat(tools, where):
         kind = given.get("type")
         if kind not in ("function", "custom", TOOL_SEARCH) or (kind == TOOL_SEARCH and _run_by_openai(given)):
@@ -85,13 +85,13 @@ def _add(made: Toolset, where: str, tools: Any, known: Container[str] = ()) -> N
             continue
         name = TOOL_SEARCH if kind == TOOL_SEARCH else given.get("name")
         if not isinstance(name, str) or not name:
-            raise Refusal(400, f"`{path}.name` has to be the tool's name")
+            raise Refusal(400, f"`{path}.name` must be the tool's name")
         tool = Tool(name, kind, namespace.get("name") if namespace is not None else None)
         known_as = chat_name(name, tool.namespace)
         if known_as in known:
             continue
         if kind == "custom" and _grammar(given) is not None:
-            made.dropped.append(f"{path}.format")  # told to the model, not enforced on it
+            made.dropped.append(f"{path}.format")  # described to the model, not enforced on it
         if given.get("defer_loading"):
             made.dropped.append(f"{path}.defer_loading")  # no engine loads tools later: the model has it from the start
         made.named[known_as] = tool
@@ -107,16 +107,16 @@ def _flat(tools: list[Any], where: str) -> Iterator[tuple[dict[str, Any] | None,
     for at, given in enumerate(tools):
         path = f"{where}[{at}]"
         if not isinstance(given, dict):
-            raise Refusal(400, f"`{path}` has to be an object")
+            raise Refusal(400, f"`{path}` must be an object")
         if given.get("type") != "namespace":
             yield None, path, given
             continue
         inner = given.get("tools")
         if not isinstance(given.get("name"), str) or not isinstance(inner, list):
-            raise Refusal(400, f"`{path}` has to have a name and its tools")
+            raise Refusal(400, f"`{path}` must have a name and its tools")
         for below, tool in enumerate(inner):
             if not isinstance(tool, dict):
-                raise Refusal(400, f"`{path}.tools[{below}]` has to be an object")
+                raise Refusal(400, f"`{path}.tools[{below}]` must be an object")
             yield given, f"{path}.tools[{below}]", tool
 
 
@@ -125,7 +125,7 @@ def _function(name: str, given: dict[str, Any], namespace: dict[str, Any] | None
     described = [namespace.get("description") if namespace else None, given.get("description")]
     if given.get("type") == "custom":
         described.append(_grammar(given))
-    text = "\n\n".join(one for one in described if isinstance(one, str) and one)
+    text = "\n\n".join(text for text in described if isinstance(text, str) and text)
     if text:
         made["description"] = text
     if given.get("type") == "custom":
@@ -139,7 +139,7 @@ def _function(name: str, given: dict[str, Any], namespace: dict[str, Any] | None
 
 
 def _grammar(given: dict[str, Any]) -> str | None:
-    """A custom tool's grammar, in words for the model: no engine holds a function's string to one."""
+    """A custom tool's grammar, in words for the model: no engine enforces one on a string parameter."""
     form = given.get("format")
     if not isinstance(form, dict) or form.get("type") != "grammar":
         return None
@@ -171,13 +171,13 @@ def tool_choice(choice: Any, tools: Toolset) -> Any:
 def _narrow(choice: dict[str, Any], tools: Toolset) -> None:
     allowed = choice.get("tools")
     if not isinstance(allowed, list):
-        raise Refusal(400, "`tool_choice.tools` has to be a list of tools")
+        raise Refusal(400, "`tool_choice.tools` must be a list of tools")
     names = {
-        _named(one, tools, f"tool_choice.tools[{at}]")
-        for at, one in enumerate(allowed)
-        if isinstance(one, dict) and one.get("type") in ("function", "custom")
+        _named(tool, tools, f"tool_choice.tools[{at}]")
+        for at, tool in enumerate(allowed)
+        if isinstance(tool, dict) and tool.get("type") in ("function", "custom")
     }
-    tools.functions = [one for one in tools.functions if one["function"]["name"] in names]
+    tools.functions = [function for function in tools.functions if function["function"]["name"] in names]
 
 
 def _named(given: dict[str, Any], tools: Toolset, path: str) -> str:
@@ -196,7 +196,7 @@ _PLAIN_ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 
 
 class FreeText:
-    """The text that stands in `{"input": "…"}`, as its pieces come in; `feed` gives what is new of it.
+    """The text in `{"input": "…"}`, as its pieces come in; `feed` returns its new part.
 
     Where the arguments are of another form, nothing is known before their end: then `rest` gives the whole.
     """
@@ -221,7 +221,7 @@ class FreeText:
         return self._decoded()
 
     def rest(self) -> str:
-        """What is still to be said when the arguments are over."""
+        """The rest of the text when the arguments have ended."""
         return "" if self._at is not None else _text_of(self._arguments)
 
     def _decoded(self) -> str:
@@ -241,7 +241,7 @@ class FreeText:
             if escape is None:
                 if len(text) - at < 6:
                     break  # an escape that is not all here yet
-                out.append("\\")  # \u without four digits: no JSON, so taken as it stands
+                out.append("\\")  # \u without four digits: no JSON, so taken literally
                 at += 1
                 continue
             decoded, end = _unescaped(text, escape)
@@ -255,10 +255,10 @@ class FreeText:
 
 def _unescaped(text: str, escape: re.Match[str]) -> tuple[str | None, int]:
     """One escape's character; None where it is the first half of a pair whose second half has not come."""
-    said = escape[0]
-    if said[1] != "u":
-        return _PLAIN_ESCAPES.get(said[1], said[1]), escape.end()
-    code = int(said[2:], 16)
+    written = escape[0]
+    if written[1] != "u":
+        return _PLAIN_ESCAPES.get(written[1], written[1]), escape.end()
+    code = int(written[2:], 16)
     if not 0xD800 <= code < 0xDC00:
         return chr(code), escape.end()
     second = text[escape.end() : escape.end() + 6]
@@ -270,7 +270,7 @@ def _unescaped(text: str, escape: re.Match[str]) -> tuple[str | None, int]:
 
 
 def _text_of(arguments: str) -> str:
-    """The one string of arguments that are not `{"input": "…"}`; else the arguments as they stand."""
+    """The one string of arguments that are not `{"input": "…"}`; else the arguments unchanged."""
     try:
         parsed = orjson.loads(arguments)
     except orjson.JSONDecodeError:

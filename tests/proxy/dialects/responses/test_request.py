@@ -1,4 +1,4 @@
-"""Responses requests as chat requests: what is kept, what is refused by name, what is left out and told."""
+"""Responses requests as chat requests: what is kept, what is refused by name, what is dropped and listed."""
 
 from __future__ import annotations
 
@@ -470,7 +470,7 @@ def test_what_cannot_be_kept_is_refused_by_name(field: str) -> None:
 @pytest.mark.parametrize("form", ["json_schema", "text", ["json_object"], 5, True])
 def test_a_format_that_is_no_object_is_refused(form: Any) -> None:
     """Found by the fuzzer, as a fault of ours."""
-    with pytest.raises(Refusal, match=r"`text\.format` has to be an object"):
+    with pytest.raises(Refusal, match=r"`text\.format` must be an object"):
         translated(text={"format": form})
 
 
