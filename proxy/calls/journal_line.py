@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from capture import json
 from capture.engines.reader import Reader
 from capture.journal.redact import redact, redact_text, secrets_seen
 from capture.record import TokenCapture
@@ -16,10 +17,6 @@ from proxy.calls.request_body import Request
 from proxy.calls.translator import Translated
 from proxy.http.headers import Headers
 from proxy.sessions.registry import Session
-
-#: orjson writes 254 levels and reads 1024; nothing that is stored is nested deeper than this.
-DEEPEST = 200
-TOO_DEEP = "(nested too deeply to be kept)"
 
 #: The agent's headers that are kept: who called, and which call of which session it says it was.
 KEPT_HEADERS = frozenset(
@@ -87,7 +84,7 @@ def journal_line(
         metadata["token_in"] = facts.token_in
     if capture is not None:
         metadata["token_capture"] = capture.to_json()
-    return _dump(
+    return json.dumps(
         {
             "request": {
                 "timestamp": _iso(facts.began_at),
@@ -118,34 +115,7 @@ def _cleaned(value: Any) -> Any:
     try:
         return redact(value)
     except RecursionError:
-        return redact(_writable(value))
-
-
-def _dump(line: dict[str, Any]) -> bytes:
-    try:
-        return orjson.dumps(line)
-    except TypeError:
-        return orjson.dumps(_writable(line))
-
-
-def _writable(value: Any, depth: int = 0) -> Any:
-    """`value` without what JSON cannot hold: lone surrogates are replaced, other strangers become their text.
-
-    What is nested deeper than a writer of JSON goes becomes a word that says so.
-    """
-    if isinstance(value, dict | list | tuple) and depth > DEEPEST:
-        return TOO_DEEP
-    if isinstance(value, dict):
-        return {_writable(key): _writable(item, depth + 1) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_writable(item, depth + 1) for item in value]
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        return orjson.Fragment(str(value))
-    if value is None or isinstance(value, bool | int | float | orjson.Fragment):
-        return value
-    return str(value)
+        return redact(json.storable(value))
 
 
 def _iso(moment: float) -> str:

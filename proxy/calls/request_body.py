@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
 import orjson
 
+from capture import json
+from capture.errors import JsonError
 from proxy.errors import Refusal
 from proxy.sampling import SAMPLING
 from proxy.settings import SessionOptions
-
-_decode = msgspec.json.Decoder().decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,7 @@ class Request:
 
     @classmethod
     def of(cls, raw: bytes, options: SessionOptions) -> Request:
-        parsed, strict = parse(raw)
+        parsed, strict = _parse(raw)
         if not isinstance(parsed, dict):
             # Not for us to judge: the engine gets it as it is, and its own error goes back.
             return cls(raw, {}, {}, False, False, False)
@@ -65,8 +63,8 @@ class Request:
             with suppress(TypeError):  # nested deeper than orjson writes, or integers beyond 64 bits
                 return orjson.dumps(body)
         try:
-            return json.dumps(body, separators=(",", ":")).encode()
-        except RecursionError:
+            return json.dumps_as_read(body)
+        except JsonError:
             if not self.raw_goes:
                 raise Refusal(400, "the request is nested too deeply") from None
             return self.raw
@@ -83,16 +81,9 @@ def _with_defaults(body: dict[str, Any], options: SessionOptions) -> dict[str, A
     return upstream
 
 
-def parse(raw: bytes) -> tuple[Any, bool]:
-    """A JSON value, read as leniently as engines do (NaN, lone surrogates), or None; and whether it is strict JSON.
-
-    msgspec keeps integers beyond 64 bits, which orjson makes into floats: the engine would read another number.
-    """
+def _parse(raw: bytes) -> tuple[Any, bool]:
+    """A request's JSON value and whether it is strict JSON; None for what is no JSON."""
     try:
-        return _decode(raw), True
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        pass
-    try:
-        return json.loads(raw), False
-    except (ValueError, RecursionError):
+        return json.parse(raw)
+    except JsonError:
         return None, False
