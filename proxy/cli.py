@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from proxy.env import read_capture, read_top_logprobs
-from proxy.runtime.fd_limits import say_when_none_are_left
+from proxy.runtime.fd_limits import log_when_none_are_left
 from proxy.runtime.logs import log_to_stderr
 from proxy.runtime.loop import run
 from proxy.runtime.memory import start_gc_timer, trim_malloc, tune_gc
@@ -88,7 +88,7 @@ async def _serve(settings: Settings) -> None:
     async with serve(settings) as proxy:
         tune_gc()
         start_gc_timer()
-        say_when_none_are_left()
+        log_when_none_are_left()
         default, told = proxy.sessions.default, proxy.sessions
         assert default is not None
         log.info("agents: %s%s", proxy.base_url, "" if settings.key is None else " (with the key you gave)")

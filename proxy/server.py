@@ -1,4 +1,4 @@
-"""The public door: start a proxy, open and close sessions, stop it; on this loop (`serve`) or in its own thread."""
+"""The public API: start a proxy, open and close sessions, stop it; on this loop (`serve`) or in a thread of its own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class OpenSession:
-    """What an agent needs: a key that reaches one session, and the addresses for either kind of client."""
+    """What an agent needs: a key that reaches one session, and base URLs for OpenAI's and Anthropic's clients."""
 
     id: str
     name: str
@@ -45,25 +45,25 @@ class OpenSession:
 
 
 class Proxy:
-    """A proxy that runs."""
+    """A running proxy."""
 
     def __init__(
-        self, settings: Settings, sessions: Sessions, door: SessionFactory, host: str, admin_url: str | None
+        self, settings: Settings, sessions: Sessions, factory: SessionFactory, host: str, admin_url: str | None
     ) -> None:
         self.settings = settings
         self.sessions = sessions
-        self.port = door.port
-        self.base_url = f"http://{in_url(host)}:{door.port}/v1"
+        self.port = factory.port
+        self.base_url = f"http://{in_url(host)}:{factory.port}/v1"
         self.admin_url = admin_url
-        self._door = door
+        self._factory = factory
 
     async def open_session(self, name: str, *, journal: Path, **options: Any) -> OpenSession:
         """Opens a session that writes to `journal`; options are those of `POST /sessions`. Raises `ProxyError`."""
-        session = self._door.open_session(name, journal=journal, **options)
+        session = self._factory.open_session(name, journal=journal, **options)
         return OpenSession(session.id, session.name, session.api_key, self.base_url, self.base_url.removesuffix("/v1"))
 
     async def close_session(self, session_id: str) -> dict[str, Any]:
-        """Waits for calls in flight, seals the journal; the session's last state."""
+        """Waits for calls in flight and seals the journal; returns the session's last state."""
         return await self.sessions.close(session_id)
 
     async def session_state(self, session_id: str) -> dict[str, Any]:
@@ -89,9 +89,9 @@ async def serve(settings: Settings, share: Share | None = None) -> AsyncIterator
         budget=MemoryBudget((settings.history_mb << 20) // settings.workers),
         placement=share.placement if share else None,
     )  # fmt: skip
-    door = SessionFactory(sessions, settings)
+    factory = SessionFactory(sessions, settings)
     sockets = share.sockets if share else bind([settings.host, *settings.more_hosts], settings.port)
-    door.port = sockets[0].getsockname()[1]
+    factory.port = sockets[0].getsockname()[1]
     first = share is None or share.placement.index == 0
     listener = Listener(Routes(sessions, settings, metrics), settings.limits)
     admin_sockets: list[socket.socket] = []
@@ -103,30 +103,30 @@ async def serve(settings: Settings, share: Share | None = None) -> AsyncIterator
             admin_sockets = bind([settings.admin_host], settings.admin_port, option="--admin-port")
             admin_url = f"http://{in_url(settings.admin_host)}:{admin_sockets[0].getsockname()[1]}"
         if settings.out is not None:
-            sessions.defaults = door.defaults()
+            sessions.defaults = factory.defaults()
             if first:
-                sessions.default = door.open_session("default", key=settings.key)
+                sessions.default = factory.open_session("default", key=settings.key)
     except ProxyError:
-        for one in (*sockets, *admin_sockets):
-            one.close()
+        for bound in (*sockets, *admin_sockets):
+            bound.close()
         raise
-    admin = AdminServer(Admin(sessions, settings, metrics, door).app(), settings, admin_sockets)
+    admin = AdminServer(Admin(sessions, settings, metrics, factory).app(), settings, admin_sockets)
     probing: asyncio.Future[None] | None = None
     try:
         if share is not None:
-            share.restore(door)  # before the first call comes
+            share.restore(factory)  # before the first call comes
         await listener.listen(sockets)
         await admin.start()
         if settings.probe and settings.upstream and first:
-            pool = door.replicas(settings)
+            pool = factory.replicas(settings)
             probing = asyncio.ensure_future(probe_all(pool, settings))
-        yield Proxy(settings, sessions, door, settings.host, admin_url)
+        yield Proxy(settings, sessions, factory, settings.host, admin_url)
     finally:
         if probing is not None:
             probing.cancel()
         await asyncio.gather(listener.close(settings.grace), admin.close())
         await sessions.close_all()
-        await door.close()
+        await factory.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class Share:
 
 
 class ProxyThread:
-    """The same door for code without an event loop: the proxy runs in a thread of its own.
+    """The same API for code without an event loop: the proxy runs in a thread of its own.
 
     `with ProxyThread(settings) as proxy: ...` gives the proxy; its methods block until they are done.
     """

@@ -1,4 +1,4 @@
-"""Room for many calls: one in flight holds two connections, an open session its journal."""
+"""File descriptors for many calls: a call in flight takes two connections, an open session its journal."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from contextlib import suppress
 
 log = logging.getLogger("proxy")
 
-#: Shells give 1,024, which is not enough for 400 calls at once; more than this nobody needs, and some systems refuse.
+#: Shells give 1,024, too few for 400 calls at once. Nobody needs more than this, and some systems refuse it.
 MOST = 65_536
-#: Seconds between two looks whether there are any left, and until it is said again that there are none.
-LOOK, TELL_AGAIN = 2.0, 60.0
+#: Seconds between two checks whether any descriptor is left, and between two log lines that none is.
+CHECK_SECONDS, LOG_SECONDS = 2.0, 60.0
 
 
 def raise_fd_limit() -> None:
-    """As many descriptors as this process may have, up to `MOST`; never fewer than it has."""
+    """Raises the soft limit of this process to its hard limit, or to `MOST` where that is higher."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -26,21 +26,21 @@ def raise_fd_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def say_when_none_are_left() -> None:
-    """On the running loop from now on. The loop itself waits for better times without a word (uvloop 0.23)."""
+def log_when_none_are_left() -> None:
+    """Checks from now on, on the running loop; the loop itself waits for descriptors silently (uvloop 0.23)."""
     loop = asyncio.get_running_loop()
 
-    def look() -> None:
-        again = LOOK
+    def check() -> None:
+        again = CHECK_SECONDS
         try:
             os.close(os.open(os.devnull, os.O_RDONLY))
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                again = TELL_AGAIN
+                again = LOG_SECONDS
                 log.error(
                     "no descriptor is left (%s): new connections wait or are closed, new journals cannot be opened; "
                     "raise the limit of open files (ulimit -n)", error.strerror,
                 )  # fmt: skip
-        loop.call_later(again, look)
+        loop.call_later(again, check)
 
-    loop.call_later(LOOK, look)
+    loop.call_later(CHECK_SECONDS, check)

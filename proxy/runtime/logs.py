@@ -1,4 +1,4 @@
-"""The proxy's log: lines of its own on stderr, and no one else's."""
+"""The proxy's log: its own lines on stderr, and none of its packages'."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import sys
 
 def log_to_stderr() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    for quiet in ("uvicorn", "uvicorn.error", "httpx"):
-        logging.getLogger(quiet).setLevel(logging.CRITICAL)
+    for name in ("uvicorn", "uvicorn.error", "httpx"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)

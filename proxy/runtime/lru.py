@@ -1,7 +1,7 @@
-"""What sessions remember of their calls: bounded for each of them, and for all of them together.
+"""Least-recently-used caches of a session's earlier calls, each with a bound, and one bound over all of them.
 
-What is over a bound goes, what was used longest ago first: of a thousand conversations the last call of each is what
-the next goes on from, and those before it are hardly asked for.
+The entries that were used longest ago are evicted first: of a thousand conversations the last call of each is what the
+next continues, and those before it are hardly asked for.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-#: Bytes that are remembered by all sessions of a process.
-LARGEST = 1024 << 20
-#: About how many bytes one more thing costs besides what it is: its name, and its places in two orders.
+#: Bytes in all caches of a process.
+MAX_BYTES = 1024 << 20
+#: About how many bytes an entry costs besides its value: its key, and its places in two orders.
 EACH = 400
 
 K = TypeVar("K", bound=Hashable)
@@ -23,120 +23,125 @@ V = TypeVar("V")
 
 
 class MemoryBudget:
-    """The bound over all memories of a process, in bytes."""
+    """The bound over all caches of a process, in bytes."""
 
-    def __init__(self, largest: int = LARGEST) -> None:
-        self.largest = largest
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self.max_bytes = max_bytes
         self.size = 0
-        self._used: OrderedDict[_Entry, None] = OrderedDict()
+        self._order: OrderedDict[_Entry, None] = OrderedDict()
         self._shrinking = False
-        self._memories: dict[int, BoundedLRU[Any, Any]] = {}
-        self._number = itertools.count()
+        self._caches: dict[int, BoundedLRU[Any, Any]] = {}
+        self._numbers = itertools.count()
 
-    def enter(self, memory: BoundedLRU[Any, Any]) -> int:
-        number = next(self._number)
-        self._memories[number] = memory
+    def register(self, cache: BoundedLRU[Any, Any]) -> int:
+        number = next(self._numbers)
+        self._caches[number] = cache
         return number
 
-    def leave(self, number: int) -> None:
-        self._memories.pop(number, None)
+    def unregister(self, number: int) -> None:
+        self._caches.pop(number, None)
 
     def add(self, entry: _Entry) -> None:
-        self._used[entry] = None
+        self._order[entry] = None
         self.size += entry.size
 
-    def use(self, entry: _Entry) -> None:
-        self._used.move_to_end(entry)
+    def touch(self, entry: _Entry) -> None:
+        self._order.move_to_end(entry)
 
-    def drop(self, entry: _Entry) -> None:
-        del self._used[entry]
+    def remove(self, entry: _Entry) -> None:
+        del self._order[entry]
         self.size -= entry.size
 
     def shrink(self) -> None:
-        if self._shrinking:  # what is forgotten may leave a smaller thing behind
+        """Evicts until the bound holds."""
+        if self._shrinking:  # an eviction may put a smaller entry in its place
             return
         self._shrinking = True
         try:
-            while self.size > self.largest and self._used:
-                oldest = next(iter(self._used))
-                self._memories[oldest.memory].forget(oldest.name)
+            while self.size > self.max_bytes and self._order:
+                oldest = next(iter(self._order))
+                self._caches[oldest.cache].evict(oldest.key)
         finally:
             self._shrinking = False
 
 
 class BoundedLRU(Generic[K, V]):
-    """Values by name, at most `most` of them and `largest` bytes; `forgets` is called with each that a bound takes."""
+    """At most `max_entries` values and `max_bytes` bytes; `on_evict` is called with each value that a bound evicts."""
 
     def __init__(
-        self, most: int, largest: int, whole: MemoryBudget | None = None, forgets: Callable[[V], None] | None = None
+        self,
+        max_entries: int,
+        max_bytes: int,
+        budget: MemoryBudget | None = None,
+        on_evict: Callable[[V], None] | None = None,
     ) -> None:
-        self._most = most
-        self._largest = largest
-        self._whole = whole or MemoryBudget()
-        self._forgets = forgets
+        self._max_entries = max_entries
+        self._max_bytes = max_bytes
+        self._budget = budget or MemoryBudget()
+        self._on_evict = on_evict
         self._size = 0
-        self._ended = False
-        self._held: OrderedDict[K, _Entry] = OrderedDict()
-        self._number = self._whole.enter(self)
+        self._closed = False
+        self._entries: OrderedDict[K, _Entry] = OrderedDict()
+        self._number = self._budget.register(self)
 
     def __iter__(self) -> Iterator[V]:
-        return iter([entry.value for entry in self._held.values()])
+        return iter([entry.value for entry in self._entries.values()])
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._entries)
 
-    def names(self) -> Iterator[K]:
-        return iter(self._held)
+    def keys(self) -> Iterator[K]:
+        return iter(self._entries)
 
-    def get(self, name: K) -> V | None:
-        """What has this name, which counts as a use of it."""
-        entry = self._held.get(name)
+    def get(self, key: K) -> V | None:
+        """The value of a key, which counts as a use of it."""
+        entry = self._entries.get(key)
         if entry is None:
             return None
-        self._held.move_to_end(name)
-        self._whole.use(entry)
+        self._entries.move_to_end(key)
+        self._budget.touch(entry)
         value: V = entry.value
         return value
 
-    def keep(self, name: K, value: V, size: int) -> None:
-        """`size` in bytes, without what each thing costs besides (`EACH`)."""
-        if self._ended:
+    def put(self, key: K, value: V, size: int) -> None:
+        """`size`: the bytes of the value, without what each entry costs besides (`EACH`)."""
+        if self._closed:
             return
-        self._take_out(name)
-        entry = self._held[name] = _Entry(self._number, name, value, size + EACH)
+        self._pop(key)
+        entry = self._entries[key] = _Entry(self._number, key, value, size + EACH)
         self._size += entry.size
-        self._whole.add(entry)
-        while self._held and (len(self._held) > self._most or self._size > self._largest):
-            self.forget(next(iter(self._held)))
-        self._whole.shrink()
+        self._budget.add(entry)
+        while self._entries and (len(self._entries) > self._max_entries or self._size > self._max_bytes):
+            self.evict(next(iter(self._entries)))
+        self._budget.shrink()
 
-    def forget(self, name: K) -> None:
-        entry = self._take_out(name)
-        if entry is not None and self._forgets is not None:
-            self._forgets(entry.value)
+    def evict(self, key: K) -> None:
+        entry = self._pop(key)
+        if entry is not None and self._on_evict is not None:
+            self._on_evict(entry.value)
 
     def clear(self) -> None:
-        for name in list(self._held):
-            self._take_out(name)
+        for key in list(self._entries):
+            self._pop(key)
 
-    def end(self) -> None:
-        """For good: what is kept from now on is not."""
-        self._ended = True
+    def close(self) -> None:
+        """Drops all entries; what is put from now on is dropped at once."""
+        self._closed = True
         self.clear()
-        self._whole.leave(self._number)
+        self._budget.unregister(self._number)
 
-    def _take_out(self, name: K) -> _Entry | None:
-        entry = self._held.pop(name, None)
+    def _pop(self, key: K) -> _Entry | None:
+        entry = self._entries.pop(key, None)
         if entry is not None:
             self._size -= entry.size
-            self._whole.drop(entry)
+            self._budget.remove(entry)
         return entry
 
 
 class _Entry(msgspec.Struct, eq=False, gc=False):
-    """Not looked at by the collector, for there are very many: so it refers to its memory by a number."""
+    """The garbage collector does not track it, for there are very many: so it refers to its cache by a number."""
 
-    memory: int
-    name: Any
+    cache: int
+    key: Any
     value: Any
     size: int

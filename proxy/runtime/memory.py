@@ -1,7 +1,8 @@
-"""What large answers took goes back to the operating system when they are over.
+"""Memory of a long-lived process: what large replies took goes back to the operating system after them.
 
-glibc keeps it otherwise: each large block that is freed raises the size up to which blocks come from its heaps, and a
-heap is given back only from its end. After events of 8 MiB a proxy held several times what it used (glibc 2.36).
+glibc keeps it otherwise. Each large block that is freed raises the size from which on blocks are mappings of their own;
+smaller ones come from heaps, and a heap is given back only from its end. After events of 8 MiB a proxy kept several
+times what it used (glibc 2.36).
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ import ctypes
 import gc
 from contextlib import suppress
 
-#: `malloc.h`: from this size on a block is a mapping of its own, and unmapped when it is freed.
+#: `malloc.h`: from this size on a block is a mapping of its own, which is unmapped when it is freed.
 M_MMAP_THRESHOLD = -3
 LARGE = 1 << 20
-#: Heaps besides the main one are for threads, and the proxy's few write journal lines.
+#: Heaps besides the main one are for threads, and the proxy's few threads write journal lines.
 M_ARENA_MAX = -8
-#: Seconds between two collections of what calls left in circles. `tune_gc` makes the collector's own rare, and
-#: what waits for it scatters the heap: without this a proxy grew by a fifth in a minute of calls that broke off.
-TIDY = 30.0
-#: Seconds between a collection's two parts, so that calls wait for neither longer than they must: what is new, which is
-#: mostly garbage, and all. With 256 sessions either took 2 to 5 ms, however many calls they had made.
-PARTS = 1.0
+#: Seconds between two collections of reference cycles. `tune_gc` makes the collector's own runs rare, and garbage that
+#: waits for them fragments the heap: without this timer a proxy grew by a fifth in a minute of calls that broke off.
+INTERVAL = 30.0
+#: Seconds between the two parts of a collection, young objects and all, so that calls wait for neither for long. With
+#: 256 sessions either took 2 to 5 ms, however many calls they had made.
+PART_INTERVAL = 1.0
 
 
 def trim_malloc() -> None:
@@ -44,17 +45,17 @@ def tune_gc() -> None:
 
 
 def start_gc_timer() -> None:
-    """On the running loop from now on: every `TIDY` seconds some milliseconds go into giving memory back."""
+    """Collects garbage and trims the heap every `INTERVAL` seconds, on the running loop; it takes some milliseconds."""
     loop = asyncio.get_running_loop()
 
-    def tidy() -> None:
+    def collect_young() -> None:
         gc.collect(1)
-        loop.call_later(PARTS, tidy_all)
+        loop.call_later(PART_INTERVAL, collect_all)
 
-    def tidy_all() -> None:
+    def collect_all() -> None:
         gc.collect()
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
-        loop.call_later(TIDY, tidy)
+        loop.call_later(INTERVAL, collect_young)
 
-    loop.call_later(TIDY, tidy)
+    loop.call_later(INTERVAL, collect_young)

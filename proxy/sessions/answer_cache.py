@@ -24,8 +24,8 @@ class AnswerCache:
 
     def keep(self, values: Mapping[str, str | bytes]) -> None:
         for name, value in values.items():
-            self._memory.keep(name, value, sys.getsizeof(value))
+            self._memory.put(name, value, sys.getsizeof(value))
 
     def end(self) -> None:
         """The session is over, and what it kept is given up."""
-        self._memory.end()
+        self._memory.close()

@@ -136,7 +136,7 @@ class Session:
     @prompt.setter
     def prompt(self, ids: Ids) -> None:
         if len(ids.text) >= LONG_PROMPT:
-            self._prompt.keep(None, ids.bare(), len(ids.text))
+            self._prompt.put(None, ids.bare(), len(ids.text))
 
     def count(self, capture: TokenCapture | None, usage: dict[str, Any]) -> None:
         """Adds one ended call to the tally."""
@@ -212,7 +212,7 @@ class Session:
     def _forget(self) -> None:
         """What it remembered counts no more against the bound of all sessions."""
         self.earlier.end()
-        self._prompt.end()
+        self._prompt.close()
         if self.token_in is not None:
             self.token_in.held.end()
 

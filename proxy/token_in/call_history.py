@@ -29,10 +29,10 @@ class CallHistory:
     @property
     def known(self) -> Iterator[int]:
         """The turns of replies that were given, and whose calls are not held any more."""
-        return self._known.names()
+        return self._known.keys()
 
     def add(self, held: Held) -> None:
-        self._calls.keep(held.call, held, held.size)
+        self._calls.put(held.call, held, held.size)
 
     def used(self, held: Held) -> None:
         """A call goes on from it: others go before it does."""
@@ -44,12 +44,12 @@ class CallHistory:
 
     def end(self) -> None:
         """The session is over, and what it held is given up."""
-        self._calls.end()
-        self._known.end()
+        self._calls.close()
+        self._known.close()
 
     def _forgets(self, gone: Held) -> None:
         for reply in gone.replies:
-            self._known.keep(reply.turn, None, 0)
+            self._known.put(reply.turn, None, 0)
 
 
 def held_call(

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from proxy.errors import ProxyError
-from proxy.runtime.fd_limits import say_when_none_are_left
+from proxy.runtime.fd_limits import log_when_none_are_left
 from proxy.runtime.logs import log_to_stderr
 from proxy.runtime.loop import run
 from proxy.runtime.memory import start_gc_timer, trim_malloc, tune_gc
@@ -55,7 +55,7 @@ async def work(start: Start, report: int) -> None:
         ) as proxy:
             tune_gc()
             start_gc_timer()
-            say_when_none_are_left()
+            log_when_none_are_left()
             _tell(report, None)
             await stop.wait()
             loop.remove_reader(sys.stdin.fileno())

@@ -43,14 +43,14 @@ def test_one_bound_for_all_takes_what_was_used_longest_ago_whoever_has_it() -> N
     whole = MemoryBudget(4 * (EACH + 100))
     one, two = (BoundedLRU[str, str](10, 1 << 20, whole) for _ in range(2))
     for name in "ab":
-        one.keep(name, name, 100)
-        two.keep(name, name, 100)
+        one.put(name, name, 100)
+        two.put(name, name, 100)
     assert one.get("a") == "a"  # a use of it
-    two.keep("c", "c", 100)  # the fifth
+    two.put("c", "c", 100)  # the fifth
     assert two.get("a") is None and list(one) == ["b", "a"] and list(two) == ["b", "c"]
-    one.end()
+    one.close()
     assert whole.size == 2 * (EACH + 100)
-    one.keep("late", "late", 100)  # a call that ended after its session
+    one.put("late", "late", 100)  # a call that ended after its session
     assert list(one) == [] and whole.size == 2 * (EACH + 100)
 
 
