@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import math
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -36,12 +38,17 @@ from proxy.dialects.anthropic.dialect import AnthropicDialect
 from proxy.dialects.base import Dialect
 from proxy.dialects.responses.dialect import ResponsesDialect
 from proxy.errors import Refusal, UpstreamBroke, UpstreamTimeout
+from proxy.http.decompress import DecompressError, zstd
 from proxy.sessions.answer_cache import AnswerCache
 from proxy.settings import Timeouts
 from proxy.upstream.connection import Connection
 from proxy.upstream.pool import HttpClient
 from sandbox.containers.egress_proxy import BadRequest, read_request
 from tests.fuzz.strange import STREAMS, VALUES, WHOLE, bent, changed, cuts
+from tests.proxy.http.test_connection import REQUESTS as HTTP_REQUESTS
+from tests.proxy.http.test_connection import replies
+from tests.proxy.http.test_decompress import decompressed
+from tests.proxy.raw import statuses
 from tests.train.build import conversation, make_job
 from train import stream_rollouts
 from train.errors import TrainError
@@ -431,6 +438,29 @@ def answers_over_http(data: bytes, places: list[int], resets: bool) -> None:
             connection.close()
 
     asyncio.run(run())
+
+
+@target(changed({str(number): data for number, data in enumerate(HTTP_REQUESTS)}), CUTS)
+def requests_over_http(data: bytes, places: list[int]) -> None:
+    """Bytes that should be requests are answered, refused with a status, or waited for; nothing fails."""
+    written, _ = asyncio.run(replies(cuts(data, places)))
+    assert set(statuses(written)) <= {100, 200, 400, 417, 431, 501, 505}
+    assert written[:9] in (b"", b"HTTP/1.1 ")
+
+
+COMPRESSED = {
+    "gzip": gzip.compress(b"abc" * 200), "deflate": zlib.compress(b"abc" * 200), "zstd": zstd.compress(b"abc" * 200),
+}  # fmt: skip
+
+
+@target(changed(COMPRESSED), CUTS, st.sampled_from(sorted(COMPRESSED)))
+def compressed_bodies(data: bytes, places: list[int], coding: str) -> None:
+    """A compressed body gives the same bytes wherever it is cut, in bounded pieces, or is refused."""
+    try:
+        whole = decompressed(coding, [data])
+    except DecompressError:
+        return
+    assert decompressed(coding, cuts(data, places)) == whole
 
 
 @target(changed({"request": orjson.dumps(ASKED["messages"][1][0])}))

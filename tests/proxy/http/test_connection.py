@@ -262,8 +262,8 @@ async def echo(agent: ClientRequest) -> None:
     agent.answer(200, [], b"%s %s %s %d %s" % (agent.method.encode(), agent.target, names, len(body), body[:9]))
 
 
-async def told(pieces: list[bytes]) -> tuple[bytes, bool]:
-    """What a connection answers to `pieces`, each given when it reads, and whether it is over then."""
+async def replies(pieces: list[bytes]) -> tuple[bytes, bool]:
+    """What a connection writes in reply to `pieces`, each given when it reads, and whether it is over then."""
     wire, tasks = Wire(), set[asyncio.Task[None]]()
     connected = Connection(echo, set(), tasks, Limits())
     connected.connection_made(wire)
@@ -448,9 +448,9 @@ async def test_requests_are_answered_the_same_wherever_their_bytes_are_split(
 ) -> None:
     data = b"".join(requests)
     at = sorted({0, len(data), *(cut % len(data) for cut in cuts)})
-    whole = await told(requests)
+    whole = await replies(requests)
     assert whole[0].count(b"HTTP/1.1 200") == len(requests)
-    assert await told([data[start:end] for start, end in pairwise(at)]) == whole
+    assert await replies([data[start:end] for start, end in pairwise(at)]) == whole
 
 
 @settings(max_examples=200, deadline=None)
@@ -459,5 +459,5 @@ async def test_whatever_comes_is_answered_or_refused(data: bytes, at: int, put: 
     """A byte that is wrong anywhere: an answer of HTTP, or the end of the connection, and no fault of ours."""
     data = data[:at] + put + data[at + len(put) :]
     places = sorted({0, len(data), *(cut % len(data) for cut in cuts)})
-    written, _ = await told([data[start:end] for start, end in pairwise(places)])
+    written, _ = await replies([data[start:end] for start, end in pairwise(places)])
     assert set(statuses(written)) <= {200, 400, 417, 501, 505}
