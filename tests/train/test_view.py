@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
@@ -31,7 +33,7 @@ from train.view.export import document, write_html
 from train.view.groups import VIEW_BY
 from train.view.id_text import Vocabulary
 from train.view.server import listen, make_app
-from train.view.terminal import story
+from train.view.terminal import print_story, story
 from train.view.token_strips import SLICE, entropy_of
 from train.view.token_text import BREAK, SYMBOL, TEXT, Part, plain, shown, widths
 
@@ -210,7 +212,7 @@ def client(tmp_path: Path) -> TestClient:
 
 
 def test_the_page_lets_in_no_other_script_and_nobody_frame_it(client: TestClient) -> None:
-    for path in ("/", "/app.js", "/style.css", "/api/job"):
+    for path in ("/", "/static/app.js", "/static/vendor/preact.mjs", "/style.css", "/api/job"):
         answer = client.get(path)
         assert answer.status_code == 200
         policy = answer.headers["content-security-policy"]
@@ -258,29 +260,33 @@ def test_the_file_holds_no_text_of_a_model_as_markup(tmp_path: Path) -> None:
     list(write_html(View(nasty_job(tmp_path / "job")), file, most=4 << 20))
     text = file.read_text()
     assert SCRIPT not in text and "<img" not in text
-    assert text.count("<script") == text.count("</script>") == 3
-    assert not re.search(r"<[a-z]+[^>]*\b(?:src|href)=(?!\"data:,)", text.replace(page.script(), ""))
+    assert text.count("<script") == text.count("</script>") == 4
+    assert not re.search(r"<[a-z]+[^>]*\b(?:src|href)=(?!\"data:,)", text)
 
 
-def test_the_script_could_not_end_the_element_it_stands_in() -> None:
-    assert "</script" not in page.script() and "<!--" not in page.script()
-    assert "</style" not in page.style()
+def test_nothing_in_the_file_could_end_the_element_it_stands_in() -> None:
+    assert page.scripts(inline=True).count("<") == 4 and "</style" not in page.style()
     assert "sha256-" in document({"name": "j"}, {}, {}, [])
 
 
 def test_the_terminal_tells_the_tree_and_colours_the_unlikely(tmp_path: Path) -> None:
     view = View(make_job(tmp_path / "job", [{"calls": broken(2)}]))
     view.index.scan()
-    told = "\n".join(story(view, colour=False))
+    told = "\n".join(line.plain for line in story(view, color=False))
     assert "● call 0" in told and "⟂ call 1" in told and "breaks off from call 0" in told
     assert "<1100>" in told and "\x1b" not in told
-    assert "\x1b[48;5;" in "\n".join(story(view, colour=True))
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, color_system="256", highlight=False, width=20)
+    print_story(view, console, console)
+    assert "\x1b[38;5;16;48;5;" in shown.getvalue()
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.getvalue()).splitlines()
+    assert [line for line in told.splitlines() if "call 1" in line and line not in lines] == []  # nothing is wrapped
 
 
 def test_the_terminal_gets_no_escape_of_a_model(tmp_path: Path) -> None:
     view = View(nasty_job(tmp_path / "job"))
     view.index.scan()
-    told = "\n".join(story(view, colour=False))
+    told = "\n".join(line.plain for line in story(view, color=False))
     assert "\x1b" not in told and "\u202e" not in told and "␛[31mred␇" in told
     assert any("\u0301" in text for text in NASTY)
 

@@ -304,6 +304,29 @@ def test_the_file_works_from_disk_with_no_network(browser: Browser, real: Path, 
     assert made.trouble == []
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        "<script>window.hurt = 1</script>",
+        '<script type="module">window.hurt = 1</script>',
+        '<script src="data:text/javascript,window.hurt=1"></script>',
+        '<script type="module" src="data:text/javascript,window.hurt=1"></script>',
+    ],
+)
+def test_a_script_that_somebody_puts_into_the_file_does_not_run(browser: Browser, tmp_path: Path, script: str) -> None:
+    from train.view.api import View
+    from train.view.export import write_html
+
+    file = tmp_path / "view.html"
+    list(write_html(View(make_job(tmp_path / "job", [{}])), file, most=4 << 20))
+    file.write_text(file.read_text().replace('<div id="app">', f'{script}<div id="app">'))
+    made = Watched(browser)
+    rows_of(made.page, file.as_uri()).wait_for()
+    assert made.page.evaluate("window.hurt") is None
+    made.context.close()
+    assert made.trouble and all("Content Security Policy" in line for line in made.trouble)
+
+
 def rows_of(page: Page, address: str) -> Any:
     page.goto(address)
     page.locator("a.name").first.wait_for()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from capture.journal.layout import JOURNAL
-from proxy import ProxyThread, Settings
+from proxy import ProxyThread, SessionOptions, Settings
 from sandbox.agents import find_agent
 from sandbox.containers.local import LocalPool
 from sandbox.demo.captures import WRITE_TOOL, official_client
@@ -40,7 +40,7 @@ def demo_job(jobs: Path, engine: EmbeddedEngine, trials: int, *, steps: int = 2)
         agent=find_agent("mini"),
         provider=provider,
         agent_env={"MINI_SYSTEM": SYSTEM, "MINI_STEPS": str(steps), "MINI_MAX_TOKENS": "64"},
-        sampling={"temperature": 1.0},
+        session=SessionOptions(sampling={"temperature": 1.0}),
     )
     options = JobOptions(jobs_dir=jobs, trials=trials, concurrency=3)
     run_job(plan, [load_task(TASK)], options, Progress(), make_pool=LocalPool)

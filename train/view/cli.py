@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -63,9 +61,11 @@ def view(
         )
     shown = View(path, tokenizer=tokenizer, grouping=GroupOptions(parse_group_by(group_by), group_size))
     if text:
+        from rich.console import Console
+
         from train.view.terminal import print_story
 
-        print_story(shown, colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
+        print_story(shown, Console(highlight=False), Console(highlight=False, stderr=True))
     elif html is not None:
         from train.view.export import write_html
 

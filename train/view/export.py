@@ -84,7 +84,7 @@ def answers(reading: Reading) -> dict[str, Any]:
 
 def document(job: dict[str, Any], where: dict[str, str], left_out: dict[str, str], blocks: list[str]) -> str:
     """The file's text. No text of a model stands in it outside of packed blocks and escaped JSON."""
-    script, style = page.script(), page.style()
+    style = page.style()
     kept = dumps({"job": job, "where": where, "left_out": left_out}).decode().replace("<", "\\u003c")
     data = f'<script type="application/json" id="kept">{kept}</script>\n'
     data += "".join(
@@ -93,9 +93,9 @@ def document(job: dict[str, Any], where: dict[str, str], left_out: dict[str, str
     return page.html(
         style_tag=f"<style>{style}</style>",
         data_tags=data,
-        script_tag=f'<script type="module">{script}</script>',
+        scripts=page.scripts(inline=True),
         csp=(
-            f"default-src 'none'; script-src {page.hash_of(script)}; style-src {page.hash_of(style)}; "
+            f"default-src 'none'; script-src {page.script_policy(inline=True)}; style-src {page.hash_of(style)}; "
             "img-src data:; base-uri 'none'; form-action 'none'"
         ),
         title=f"{job['name']} - bench view",

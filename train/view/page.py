@@ -1,38 +1,39 @@
-"""The page: its modules joined into one script, and the HTML around it. Nothing of it comes from a network.
+"""The page: its ES modules, the import map that says where they are, and the HTML around them. It needs no network.
 
-The front end is plain ES modules with Preact and htm (vendored, pinned, 17 kB): no build step, so what is read here is
-what runs. Joined into one script, the same page works from a server and from a file, where browsers refuse modules.
+The front end is plain modules with Preact and htm (vendored, pinned, 17 kB), without a build step. They import one
+another by names (`preact`, `view/base.js`), which the map leads to the server's own paths or, in a single file, where
+browsers refuse modules beside it, to `data:` URLs.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from functools import cache
 from pathlib import Path
 from typing import Final
 
+import orjson
+
 STATIC: Final = Path(__file__).parent / "static"
-#: In the order in which they need each other.
-MODULES: Final = (
-    "vendor/preact.mjs", "vendor/hooks.mjs", "vendor/htm.mjs", "base.js", "source.js", "format.js", "layout.js",
-    "strip.js", "band.js", "pane.js", "tokens.js", "breaks.js", "charts.js", "filter.js", "jobs.js", "calls.js",
-    "rollout.js", "compare.js", "app.js",
-)  # fmt: skip
-_IMPORT = re.compile(r'^import\s*(?:(\w+)|\{([^}]*)\})\s*from\s*"([^"]+)";?', re.M)
-_RENAMED = re.compile(r"([\w$]+) as ([\w$]+)")
-_EXPORT_LIST = re.compile(r"export\s*\{([^}]*)\};?")
-_EXPORT = re.compile(r"^export (?=(?:async )?function\*?\s+(\w+)|(?:const|let|class)\s+(\w+))", re.M)
+VENDORED: Final = {
+    "preact": "vendor/preact.mjs",
+    "preact/hooks": "vendor/hooks.mjs",
+    "htm": "vendor/htm.mjs",
+}
+#: Each module's name in imports, and its file below `static`.
+MODULES: Final = VENDORED | {f"view/{path.name}": path.name for path in sorted(STATIC.glob("*.js"))}
+#: Adds a script element: `strict-dynamic` trusts what a trusted script adds and imports, nothing else.
+_START: Final = (
+    'const app = document.createElement("script"); app.type = "module"; '
+    'app.src = import.meta.resolve("view/app.js"); document.head.append(app);'
+)
 
 
 @cache
-def script() -> str:
-    """All modules as one: each a function of its own, its imports and exports through one object."""
-    parts = ['"use strict";', "const modules = {};"]
-    for name in MODULES:
-        parts.append(_block(name, (STATIC / name).read_text(encoding="utf-8")))
-    return "\n".join(parts) + "\n"
+def module(name: str) -> str:
+    """The text of a module."""
+    return (STATIC / MODULES[name]).read_text(encoding="utf-8")
 
 
 @cache
@@ -40,41 +41,30 @@ def style() -> str:
     return (STATIC / "style.css").read_text(encoding="utf-8")
 
 
-def _block(name: str, text: str) -> str:
-    exported: list[str] = []
-
-    def imports(found: re.Match[str]) -> str:
-        whole, names, source = found.groups()
-        key = f'modules["{_key(source)}"]'
-        if whole:
-            return f"const {whole} = {key}.default;"
-        taken = _RENAMED.sub(r"\1: \2", names)
-        return f"const {{ {taken} }} = {key};"
-
-    def export_list(found: re.Match[str]) -> str:
-        exported.extend(_RENAMED.sub(r"\2: \1", one.strip()) for one in found[1].split(",") if one.strip())
-        return ""
-
-    def export(found: re.Match[str]) -> str:
-        exported.append(found[1] or found[2])
-        return ""
-
-    text = re.sub(r"^//# sourceMappingURL=.*$", "", text, flags=re.M)
-    text = _IMPORT.sub(imports, text)
-    text = _EXPORT_LIST.sub(export_list, text)
-    text = _EXPORT.sub(export, text)
-    text, defaults = re.subn(r"export default (?=function)", "const _default = ", text)
-    if defaults:
-        exported.append("default: _default")
-    return f'// {name}\n(() => {{\n{text}\nmodules["{_key(name)}"] = {{ {", ".join(exported)} }};\n}})();'
+@cache
+def scripts(*, inline: bool) -> str:
+    """The import map, with the modules in it where the page is one file, and the script that starts the page."""
+    return f'<script type="importmap">{_import_map(inline)}</script>\n<script type="module">{_START}</script>'
 
 
-def _key(name: str) -> str:
-    """`vendor/preact.mjs`, `./vendor/preact.mjs` and `preact` are one module."""
-    return {"preact": "preact"}.get(name, Path(name).stem)
+@cache
+def script_policy(*, inline: bool) -> str:
+    """The sources of scripts for a content security policy: these two scripts and what they load, and no other."""
+    loaded = "'strict-dynamic'" if inline else "'self'"
+    return f"{hash_of(_import_map(inline))} {hash_of(_START)} {loaded}"
 
 
-def html(*, style_tag: str, data_tags: str, script_tag: str, csp: str = "", title: str = "bench view") -> str:
+@cache
+def _import_map(inline: bool) -> str:
+    def place(name: str) -> str:
+        if not inline:
+            return f"./static/{MODULES[name]}"
+        return f"data:text/javascript;base64,{base64.b64encode(module(name).encode()).decode()}"
+
+    return orjson.dumps({"imports": {name: place(name) for name in MODULES}}).decode()
+
+
+def html(*, style_tag: str, scripts: str, data_tags: str = "", csp: str = "", title: str = "bench view") -> str:
     """The document; `csp` where no server can send it as a header."""
     policy = f'<meta http-equiv="Content-Security-Policy" content="{csp}">\n' if csp else ""
     return f"""<!doctype html>
@@ -90,7 +80,7 @@ def html(*, style_tag: str, data_tags: str, script_tag: str, csp: str = "", titl
 <body>
 <div id="app"><p class="loading">Loading…</p></div>
 <noscript>This page needs JavaScript. bench view PATH --text prints the same story in the terminal.</noscript>
-{data_tags}{script_tag}
+{data_tags}{scripts}
 </body>
 </html>
 """

@@ -24,7 +24,8 @@ from train.view.api import View
 #: Of answers: where scripts, styles and data may come from, and that nobody may frame or keep them.
 HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+        f"default-src 'none'; script-src {page.script_policy(inline=False)}; style-src 'self'; connect-src 'self'; "
+        "img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
@@ -42,8 +43,7 @@ def make_app(view: View, *, host: str = "127.0.0.1") -> ASGIApp:
         return _plain(
             page.html(
                 style_tag='<link rel="stylesheet" href="style.css">',
-                data_tags="",
-                script_tag='<script type="module" src="app.js"></script>',
+                scripts=page.scripts(inline=False),
                 title=f"{view.index.root.resolve().name} - bench view",
             ),
             "text/html",
@@ -62,7 +62,10 @@ def make_app(view: View, *, host: str = "127.0.0.1") -> ASGIApp:
     app = Starlette(
         routes=[
             Route("/", document),
-            Route("/app.js", lambda _: _plain(page.script(), "text/javascript")),
+            *(
+                Route(f"/static/{file}", lambda _, name=name: _plain(page.module(name), "text/javascript"))
+                for name, file in page.MODULES.items()
+            ),
             Route("/style.css", lambda _: _plain(page.style(), "text/css")),
             Route("/api/{question}", answer),
         ]

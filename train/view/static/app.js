@@ -1,10 +1,10 @@
 // The page: which view the address asks for, what is at the top, and the keys.
-import { draw, html, hooks, hrefOf } from "./base.js";
-import { ask, askOnce, forget, inFile } from "./source.js";
-import { Calls, RolloutHead, Tokens } from "./rollout.js";
-import { Compare } from "./compare.js";
-import { Jobs } from "./jobs.js";
-import { count } from "./format.js";
+import { draw, html, hooks, hrefOf } from "view/base.js";
+import { ask, askOnce, forget, inFile } from "view/source.js";
+import { Calls, RolloutHead, Tokens } from "view/rollout.js";
+import { Compare } from "view/compare.js";
+import { Jobs } from "view/jobs.js";
+import { count } from "view/format.js";
 
 const { useCallback, useEffect, useMemo, useRef, useState } = hooks;
 const KEYS = [

@@ -1,5 +1,5 @@
 // The whole strip in a narrow band beside its lines: one row a pixel, the most surprising token of the lines there.
-import { CALL_COLOURS, NONE } from "./strip.js";
+import { CALL_COLOURS, NONE } from "view/strip.js";
 
 // A line of a short strip takes so many pixels of the band.
 const BAND_LINE = 5;

@@ -1,7 +1,7 @@
 // What every module draws with. htm's templates make text nodes and properties, never markup from text.
-import { h, render, Fragment } from "./vendor/preact.mjs";
-import { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/hooks.mjs";
-import htm from "./vendor/htm.mjs";
+import { h, render, Fragment } from "preact";
+import { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
+import htm from "htm";
 
 export const html = htm.bind(h);
 export const draw = render;

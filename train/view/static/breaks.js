@@ -1,6 +1,6 @@
 // A break: two aligned windows, what differs marked, and in words why and what to change.
-import { html } from "./base.js";
-import { count } from "./format.js";
+import { html } from "view/base.js";
+import { count } from "view/format.js";
 
 export function BreakCard({ one, onGo }) {
   const where = one.region === "sampled" ? `token ${count(one.offset)} of its reply` : `token ${count(one.offset)} of its prompt`;

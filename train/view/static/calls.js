@@ -1,7 +1,7 @@
 // The calls of a rollout: when each ran, what continues what, and what one of them said.
-import { html, hooks, hrefOf } from "./base.js";
-import { askOnce } from "./source.js";
-import { count, many, milliseconds, time } from "./format.js";
+import { html, hooks, hrefOf } from "view/base.js";
+import { askOnce } from "view/source.js";
+import { count, many, milliseconds, time } from "view/format.js";
 
 const { useEffect, useMemo, useState } = hooks;
 const ROW = 48;

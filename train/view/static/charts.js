@@ -1,6 +1,6 @@
 // Small charts, drawn as SVG: what the numbers of a table look like together.
-import { html } from "./base.js";
-import { count, many, reward } from "./format.js";
+import { html } from "view/base.js";
+import { count, many, reward } from "view/format.js";
 
 const WIDE = 320;
 const HIGH = 96;

@@ -1,10 +1,10 @@
 // Two rollouts side by side, from the token where they part.
-import { html, hooks, hrefOf } from "./base.js";
-import { ask } from "./source.js";
-import { COLOURS, Legend, TokenPane } from "./tokens.js";
-import { Strip } from "./strip.js";
-import { Reward } from "./jobs.js";
-import { count, many, signed } from "./format.js";
+import { html, hooks, hrefOf } from "view/base.js";
+import { ask } from "view/source.js";
+import { COLOURS, Legend, TokenPane } from "view/tokens.js";
+import { Strip } from "view/strip.js";
+import { Reward } from "view/jobs.js";
+import { count, many, signed } from "view/format.js";
 
 const { useEffect, useState } = hooks;
 // Tokens shown before the one where they part.

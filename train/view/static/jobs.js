@@ -1,9 +1,9 @@
 // The table of rollouts: sorted, filtered, in their groups; a long one holds only the rows that are seen.
-import { html, hooks } from "./base.js";
-import { COLUMNS, filterOf, gradeOf, sorted } from "./filter.js";
-import { CoverageChart, RewardChart, TokenChart } from "./charts.js";
-import { count, many, reward, seconds, signed } from "./format.js";
-import { hrefOf } from "./base.js";
+import { html, hooks } from "view/base.js";
+import { COLUMNS, filterOf, gradeOf, sorted } from "view/filter.js";
+import { CoverageChart, RewardChart, TokenChart } from "view/charts.js";
+import { count, many, reward, seconds, signed } from "view/format.js";
+import { hrefOf } from "view/base.js";
 
 const { useEffect, useMemo, useRef, useState } = hooks;
 const ROW = 36;

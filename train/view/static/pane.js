@@ -1,8 +1,8 @@
 // The lines of a token sequence: only those that are seen are in the page, whatever the sequence's length.
-import { Band } from "./band.js";
-import { layOut, lineOf } from "./layout.js";
-import { logprob, probability, quoted } from "./format.js";
-import { CALL_COLOURS, NONE } from "./strip.js";
+import { Band } from "view/band.js";
+import { layOut, lineOf } from "view/layout.js";
+import { logprob, probability, quoted } from "view/format.js";
+import { CALL_COLOURS, NONE } from "view/strip.js";
 
 const LINE = 24;
 const OVERSCAN = 12;

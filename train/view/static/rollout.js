@@ -1,11 +1,11 @@
 // One rollout: how it ended, its calls, and its token sequences.
-import { html, hooks, hrefOf } from "./base.js";
-import { BreakCard } from "./breaks.js";
-import { CallDetail, CallList, statusOf } from "./calls.js";
-import { COLOURS, Legend, summary, TokenPane } from "./tokens.js";
-import { Strip } from "./strip.js";
-import { Reward } from "./jobs.js";
-import { count, many, seconds } from "./format.js";
+import { html, hooks, hrefOf } from "view/base.js";
+import { BreakCard } from "view/breaks.js";
+import { CallDetail, CallList, statusOf } from "view/calls.js";
+import { COLOURS, Legend, summary, TokenPane } from "view/tokens.js";
+import { Strip } from "view/strip.js";
+import { Reward } from "view/jobs.js";
+import { count, many, seconds } from "view/format.js";
 
 const { useEffect, useMemo, useState } = hooks;
 

@@ -1,6 +1,6 @@
 // A token sequence as data: its index at once, its slices as they are looked at.
-import { ask, askOnce } from "./source.js";
-import { bytesOf } from "./layout.js";
+import { ask, askOnce } from "view/source.js";
+import { bytesOf } from "view/layout.js";
 
 const SLICE = 2048;
 // No colour: the token was not sampled, or has no logprob.

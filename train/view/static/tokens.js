@@ -1,8 +1,8 @@
 // A token sequence on the screen: its lines, what is known of one token, and what the colours mean.
-import { html, hooks } from "./base.js";
-import { count, logprob, many, probability, quoted } from "./format.js";
-import { PaneView } from "./pane.js";
-import { CALL_COLOURS } from "./strip.js";
+import { html, hooks } from "view/base.js";
+import { count, logprob, many, probability, quoted } from "view/format.js";
+import { PaneView } from "view/pane.js";
+import { CALL_COLOURS } from "view/strip.js";
 
 const { useEffect, useLayoutEffect, useRef, useState } = hooks;
 
