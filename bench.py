@@ -41,19 +41,19 @@ def commands() -> typer.Typer:
         (
             "proxy",
             "proxy.cli:proxy",
-            "Stand between agents and their engine, and write down every token that was sampled.",
+            "Proxy agents' calls to their engine, and record every token that was sampled.",
         ),
         ("run", "sandbox.cli:run_command", "Run agents on tasks in Docker sandboxes, and score them."),
         ("doctor", "sandbox.doctor:doctor_command", "Check this machine: Docker, disk, network, engine, agents."),
         (
             "demo",
             "sandbox.cli:demo_command",
-            "The whole loop on this machine: a real model, rollouts, rewards, and rows for a trainer.",
+            "Run the whole loop on this machine: a real model, rollouts, rewards, and rows for a trainer.",
         ),
         VIEW,
-        ("tasks", "sandbox.cli:tasks_app", "Check a task folder, or make one."),
-        ("agents", "sandbox.cli:agents_app", "The agents there are, and images with one installed."),
-        ("train", "train.cli:app", "From logs to trainers: coverage, streams, groups with advantages, rows."),
+        ("tasks", "sandbox.cli:tasks_app", "Check or create a task folder."),
+        ("agents", "sandbox.cli:agents_app", "List agents, or build images with one installed."),
+        ("train", "train.cli:app", "Turn logs into trainer input: coverage, streams, groups with advantages, rows."),
     ):
         add_lazy(app, name, target, summary)
     return app

@@ -49,10 +49,10 @@ class SessionOptions:
         metadata={"help": "The engine, http://HOST:PORT/v1. Repeat for each replica.", "default": None},
     )
     #: It reaches no agent, no record and no error.
-    upstream_key: str | None = option(None, "The engine's API key; no agent ever sees it.")
+    upstream_key: str | None = option(None, "The engine's API key; never shown to agents.")
     #: `auto` asks the engine; `other` is any OpenAI-compatible API, recorded without tokens.
     engine: str = option("auto", f"{', '.join(ENGINES[:-1])}, or other (text and usage only).")
-    model: str | None = option(None, "Send this model name whatever the agent asks for.")
+    model: str | None = option(None, "Model name to send, whatever the agent asks for.")
     #: Ask the engine for ids and logprobs. Off, calls are recorded as they are.
     capture: bool = True
     #: Also record this many alternatives per token.
@@ -127,11 +127,11 @@ class Settings(SessionOptions):
     host: str = option("127.0.0.1", "Address to listen on.")
     #: Further addresses to listen on, the same port: a sandbox network's gateway, say.
     more_hosts: list[str] = field(default_factory=list)
-    port: int = option(0, "Port to listen on; 0 takes a free one.", cli=8100)
+    port: int = option(0, "Port to listen on; 0 picks a free one.", cli=8100)
     #: The key of the default session. Without one the proxy is open, on loopback only.
-    key: str | None = option(None, "Key agents must send; needed beyond loopback.")
+    key: str | None = option(None, "Key that agents must send; required beyond loopback.")
 
-    probe: bool = option(True, "Make one tiny call at start and say what is captured.")
+    probe: bool = option(True, "Make one tiny call at the start and report what is captured.")
     buffered: bool = option(False, "Call the engine without streaming; agents still get a stream.")
     fsync: bool = option(False, "Sync each line to disk before the reply ends.")
 
@@ -139,15 +139,15 @@ class Settings(SessionOptions):
     #: None leaves the admin routes out.
     admin_port: int | None = option(None, "Open /sessions and /metrics on this port.")
     #: Beyond loopback it must be given.
-    admin_key: str | None = option(None, "Key of the admin routes; made and shown if not given.")
+    admin_key: str | None = option(None, "Key of the admin routes; generated and logged if not given.")
 
     #: Only `bench proxy` starts more than one.
     workers: int = option(1, "Processes, on --port and the ports after it; each session lives in one.")
     #: Sessions that were opened with a key end when they are closed.
     session_idle: float = option(
         3600.0,
-        "Seconds without a call after which a session that its address made (/s/NAME/v1) ends; its next call opens it "
-        "again, on the same journal. 0: never.",
+        "Seconds without a call after which a session by address (/s/NAME/v1) ends; its next call reopens it on "
+        "the same journal. 0: never.",
     )
     #: Of all workers together; what was used longest ago goes first.
     history_mb: int = option(
@@ -159,7 +159,7 @@ class Settings(SessionOptions):
     #: An answer that does not stream comes only when all of it is sampled.
     first_byte_timeout: float = option(1800.0, "Seconds until the engine's answer begins.")
     idle_timeout: float = option(300.0, "Seconds between two pieces of an answer.")
-    grace: float = option(30.0, "Seconds that a stop waits for calls in flight.")
+    grace: float = option(30.0, "Seconds to wait for calls in flight when stopping.")
     #: A comment goes out this often to an agent that streams while the engine is called without streaming.
     keepalive: float = 10.0
     #: What one client's connection may cost.

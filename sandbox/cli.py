@@ -37,16 +37,16 @@ from sandbox.tasks.scaffold import write_task
 from sandbox.tasks.task import Task, find_folders, find_tasks, load_task
 
 ENV_HELP = (
-    f"NAME=VALUE for the agent; NAME alone takes it from here. {BASE_URL} and {API_KEY} say where the engine is and "
-    f"stay outside the sandbox; {TOKEN_LOGPROBS}=1 captures token ids and logprobs, {TOP_LOGPROBS}=N also N "
-    "alternatives per token."
+    f"NAME=VALUE for the agent; NAME alone copies it from this environment. {BASE_URL} and {API_KEY} say where the "
+    f"engine is and stay outside the sandbox; {TOKEN_LOGPROBS}=1 captures token ids and logprobs, {TOP_LOGPROBS}=N "
+    "also N alternatives per token."
 )
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 tasks_app = typer.Typer(
-    help="Check a task folder, or make one.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
+    help="Check or create a task folder.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
 )
 agents_app = typer.Typer(
-    help="The agents there are, and images with one installed.",
+    help="List agents, or build images with one installed.",
     no_args_is_help=True,
     rich_markup_mode=None,
     add_completion=False,
@@ -63,28 +63,34 @@ def run_command(
         str, typer.Option("--agent", "-a", help="oracle, nop, mini, pi, claude, codex, ...: bench agents list")
     ],
     model: Annotated[str | None, typer.Option("--model", "-m", help=f"{MODEL_FORMS}.")] = None,
-    sandbox: Annotated[str, typer.Option(help="Where agents run: docker.")] = "docker",
+    sandbox: Annotated[str, typer.Option(help="Where agents run; docker is the only choice.")] = "docker",
     jobs_dir: Annotated[Path, typer.Option(help="Folder for job folders.")] = Path("jobs"),
-    job: Annotated[str | None, typer.Option(help="The job's name; default: the time.")] = None,
+    job: Annotated[str | None, typer.Option(help="Name of the job; default: the current time.")] = None,
     agent_env: Annotated[
         list[str] | None,
         typer.Option(help=ENV_HELP),
     ] = None,
-    trials: Annotated[int, typer.Option(min=1, max=999, help="Repeat every task, each time in a job of its own.")] = 1,
-    concurrency: Annotated[int, typer.Option(min=1, max=1000, help="Rollouts at once.")] = 4,
+    trials: Annotated[
+        int, typer.Option(min=1, max=999, help="How often to repeat every task, each time in its own job.")
+    ] = 1,
+    concurrency: Annotated[int, typer.Option(min=1, max=1000, help="Number of rollouts that run at once.")] = 4,
     timeout: Annotated[
-        float | None, typer.Option(min=0.001, help="Seconds for a prompt, over what the task says (else 900).")
+        float | None, typer.Option(min=0.001, help="Seconds per prompt; overrides the task (default 900).")
     ] = None,
-    retries: Annotated[int, typer.Option(min=0, help="More tries where the infrastructure failed, not the agent.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a job; finished rollouts are kept.")] = False,
-    fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first rollout without a reward.")] = False,
+    retries: Annotated[
+        int, typer.Option(min=0, help="Retries after a failure of the infrastructure, not of the agent.")
+    ] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a job; finished rollouts are kept.")] = False,
+    fail_fast: Annotated[
+        bool, typer.Option("--fail-fast", help="Stop at the first rollout that gets no reward.")
+    ] = False,
     verifier_sandbox: Annotated[
         str | None, typer.Option(help="shared: the agent's container, cleaned; separate: a fresh one.")
     ] = None,
     policy_version: Annotated[str | None, typer.Option(help=option_help("policy_version"))] = None,
     sampling: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=VALUE, or a JSON object, for calls that do not set it: --sampling temperature=1.0"),
+        typer.Option(help="NAME=VALUE or a JSON object; defaults for calls that set none: --sampling temperature=1.0"),
     ] = None,
     token_in: Annotated[
         str,
@@ -223,7 +229,7 @@ def session_options(
 def check_command(
     tasks: Annotated[list[str], typer.Argument(help="Task folders, folders of tasks, or globs.")],
 ) -> None:
-    """Say what is wrong with tasks. Exit codes: 0 nothing; 2 something."""
+    """Report what is wrong with tasks. Exit codes: 0 nothing; 2 something."""
     wrong = 0
     for pattern in tasks:
         try:
@@ -255,9 +261,9 @@ def check_task(task: Task) -> None:
 
 @tasks_app.command("init")
 def init_command(
-    name: Annotated[Path, typer.Argument(help="Folder to make; its last part is the task's name.")],
+    name: Annotated[Path, typer.Argument(help="Folder to create; its last part is the task's name.")],
 ) -> None:
-    """Write a small task that works: prompt, verifier and solution to change."""
+    """Create a small working task: prompt, verifier and solution to edit."""
     write_task(name)
     load_task(name)
     typer.echo(f"{name}: made; try it with: bench run {name} -a oracle")
@@ -265,7 +271,7 @@ def init_command(
 
 @agents_app.command("list")
 def list_command() -> None:
-    """Each agent there is: its name, its other names, what it is, and what `bench run` installs of it."""
+    """List each agent: its name, its aliases, what it is, and what `bench run` installs."""
     from sandbox.agents import AGENTS
 
     names = [", ".join((agent.name, *agent.aliases)) for agent in AGENTS]
@@ -276,8 +282,8 @@ def list_command() -> None:
 
 @agents_app.command("build")
 def build_command(
-    agent: Annotated[str, typer.Argument(help="The agent to install.")],
-    base: Annotated[str, typer.Option("--from", help="The image to install it in.")],
+    agent: Annotated[str, typer.Argument(help="Agent to install.")],
+    base: Annotated[str, typer.Option("--from", help="Image to install it in.")],
     tag: Annotated[str | None, typer.Option(help="Name of the new image; default: one that bench run finds.")] = None,
 ) -> None:
     """Build an image with an agent installed. `bench run` does so itself, and finds images built before."""
@@ -307,7 +313,7 @@ def _report(text: str) -> None:
 def demo_command(
     out: Annotated[Path, typer.Option(help="Folder for what the demo writes.")] = Path("captures/demo"),
 ) -> None:
-    """The whole loop on this machine: a real model, rollouts, rewards, and rows for a trainer.
+    """Run the whole loop on this machine: a real model, rollouts, rewards, and rows for a trainer.
 
     Exit codes: 0 every part worked; 1 some failed.
     """

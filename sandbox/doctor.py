@@ -37,13 +37,16 @@ class Finding:
 
 
 def doctor_command(
-    engine: Annotated[str | None, typer.Option(help="An engine to check, http://HOST:PORT/v1.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Engine to check, http://HOST:PORT/v1.")] = None,
     engine_key: Annotated[
         str | None, typer.Option(envvar="CAPTURE_UPSTREAM_KEY", help="Its API key.", show_default=False)
     ] = None,
-    image: Annotated[str | None, typer.Option(help="An image to look for, such as python:3.12-slim.")] = None,
+    image: Annotated[str | None, typer.Option(help="Image to look for, such as python:3.12-slim.")] = None,
 ) -> None:
-    """Check this machine: Docker, disk, network, engine, agents. Exit codes: 0 all works; 1 something does not."""
+    """Check this machine: Docker, disk, network, engine, agents.
+
+    Exit codes: 0 everything works; 1 something does not.
+    """
     console = Console(highlight=False)
     worst = 0
     for finding in examine(engine, engine_key, image):

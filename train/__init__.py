@@ -1,4 +1,4 @@
-"""From logs to trainers: coverage, streams, groups with advantages, and rows. Reads files; needs no network.
+"""Turn logs into trainer input: coverage, streams, groups with advantages, and rows. Reads files; needs no network.
 
 `from train import stream_rollouts` yields the records of `bench train stream`.
 """

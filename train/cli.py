@@ -18,7 +18,7 @@ COMMANDS = (
     (
         "token-coverage",
         "train.commands.coverage:token_coverage",
-        "Say for each rollout whether its log holds exactly what was sampled, as one token sequence.",
+        "Report for each rollout whether its log holds exactly what was sampled, as one token sequence.",
     ),
     (
         "convert",
@@ -33,7 +33,7 @@ COMMANDS = (
     (
         "audit",
         "train.commands.audit:audit_command",
-        "Compute the logprobs of captured calls again with transformers, and compare.",
+        "Recompute the logprobs of captured calls with transformers, and compare.",
     ),
     (
         "run",
@@ -52,7 +52,7 @@ VIEW = (
 def group(commands: Iterable[tuple[str, str, str]]) -> typer.Typer:
     """A command line of these commands."""
     app = typer.Typer(
-        help="From logs to trainers: coverage, streams, groups with advantages, rows.",
+        help="Turn logs into trainer input: coverage, streams, groups with advantages, rows.",
         no_args_is_help=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,

@@ -20,7 +20,7 @@ def convert_command(
         Path,
         typer.Argument(help="A job, a folder of jobs, one rollout, a journal, or a results.jsonl.", show_default=False),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write; for openenv-episodes a folder.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write; for openenv-episodes a folder.")],
     format: Annotated[str, typer.Option(help=f"{', '.join(NAMES)}.")] = "prime-sft",
     row_mode: Annotated[
         str,
@@ -36,7 +36,8 @@ def convert_command(
     group_advantage: Annotated[
         bool,
         typer.Option(
-            "--group-advantage", help="Whole groups only, with an advantage on every row; keeps scored errors."
+            "--group-advantage",
+            help="Write whole groups only, with an advantage on every row; scored errors stay in their group.",
         ),
     ] = False,
     group_by: Annotated[str, typer.Option(help="Keys of a group: task, agent, model, task_digest, job.")] = ",".join(

@@ -59,7 +59,7 @@ def sft_command(
         int | None, typer.Option(min=0, help="Stop unless there are exactly this many rows.")
     ] = None,
     uv_no_sync: Annotated[bool, typer.Option("--uv-no-sync", help="Run uv with --no-sync.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write everything, start nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write all files, but start nothing.")] = False,
 ) -> None:
     """Supervised fine-tuning with Prime-RL: write rows and a TOML, then run `uv run sft` in its checkout.
 

@@ -23,25 +23,27 @@ from train.stream.stream import Stream, StreamOptions
 
 
 def stream_command(
-    path: Annotated[Path, typer.Argument(help="A job's folder, or the folder that holds a --trials run's repeats.")],
-    format: Annotated[str, typer.Option(help="jsonl, the only one.")] = "jsonl",
+    path: Annotated[Path, typer.Argument(help="A job folder, or the folder that holds the repeats of a --trials run.")],
+    format: Annotated[str, typer.Option(help="Output format; jsonl is the only choice.")] = "jsonl",
     follow: Annotated[
-        bool, typer.Option("--follow/--no-follow", help="Go on until the job ends, or read once and stop.")
+        bool, typer.Option("--follow/--no-follow", help="Follow until the job ends, or read once and stop.")
     ] = True,
-    poll_interval: Annotated[float, typer.Option(help="Seconds between two looks at the job.")] = 1.0,
+    poll_interval: Annotated[float, typer.Option(help="Seconds between two checks of the job.")] = 1.0,
     timeout: Annotated[float | None, typer.Option(help="Stop following after this many seconds.")] = None,
     group_size: Annotated[
-        int | None, typer.Option(help="Hold rollouts until this many of a group have finished; add advantages.")
+        int | None, typer.Option(help="Hold rollouts until this many of a group have finished, and add advantages.")
     ] = None,
     group_by: Annotated[
         str, typer.Option(help="What makes a group: task, agent, model, task_digest, job, in any order.")
     ] = ",".join(DEFAULT_BY),
     withheld: Annotated[
-        Path | None, typer.Option(help="Write the lines of groups that are not whole to this file, with the reason.")
+        Path | None, typer.Option(help="File for the lines of withheld groups, each with the reason.")
     ] = None,
     advantage: Annotated[
         str,
-        typer.Option(help="grpo: over the deviation; dr-grpo: reward minus mean; rloo: reward minus the others' mean."),
+        typer.Option(
+            help="grpo: (reward - mean) / (std + eps); dr-grpo: reward - mean; rloo: reward - mean of the others."
+        ),
     ] = "grpo",
     std_ddof: Annotated[int, typer.Option(help="1: the sample's standard deviation; 0: the population's.")] = 1,
     eps: Annotated[float, typer.Option(help="Added to the standard deviation.")] = EPS,

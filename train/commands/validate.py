@@ -16,14 +16,14 @@ PRINTED = 20
 
 
 def validate_command(
-    file: Annotated[Path, typer.Argument(help="A file of rows, or the folder it is in.", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="File of rows, or the folder it is in.", show_default=False)],
     format: Annotated[str, typer.Option(help=f"{', '.join(NAMES)}.")] = "prime-sft",
     tokenizer: Annotated[
         str | None,
         typer.Option(help="A folder with the model's tokenizer, or its name: render the rows, count, and compare."),
     ] = None,
     source_jobs: Annotated[
-        Path | None, typer.Option(help="The folder that was converted, if it is not where the rows say.")
+        Path | None, typer.Option(help="The converted folder, if it is no longer where the rows say.")
     ] = None,
     expected_rows: Annotated[
         int | None, typer.Option(min=0, help="Fail unless there are exactly this many rows.")
@@ -31,7 +31,7 @@ def validate_command(
     require_tool_calls: Annotated[
         bool, typer.Option("--require-tool-calls", help="Fail unless every row calls a tool.")
     ] = False,
-    max_length: Annotated[int | None, typer.Option(help="Fail where a row has more tokens.")] = None,
+    max_length: Annotated[int | None, typer.Option(help="Fail if a row has more tokens.")] = None,
 ) -> None:
     """Check a file of rows; with a tokenizer, render each and compare it with the ids that were captured.
 
