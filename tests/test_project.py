@@ -190,6 +190,46 @@ def test_ci_runs_the_readmes_test_command() -> None:
     assert ["make", "test"] in shown_commands("README.md") and ["make", "demo"] in shown_commands("README.md")
 
 
+@pytest.mark.parametrize(
+    ("output", "code"),
+    [
+        ("16 of 16 rollouts\n", 0),
+        ("Exception ignored in: <function HTTPResponse.__del__>\n", 1),
+        ("Traceback (most recent call last):\n  File\n", 1),
+        ("RuntimeWarning: coroutine 'Pool.close' was never awaited\n", 1),
+        ("bench/x.py:3: DeprecationWarning: utcnow() is deprecated\n", 1),
+    ],
+)
+def test_ci_fails_for_output_that_nobody_meant(output: str, code: int) -> None:
+    watched = re.search(r"^watched\(\) \{.*?^\}", (ROOT / ".ci/run").read_text(), re.M | re.S)
+    assert watched is not None
+    script = f'set -euo pipefail\n{watched[0]}\nwatched printf "%s" "$1"'
+    done = subprocess.run(["bash", "-c", script, "bash", output], capture_output=True, text=True, timeout=60)
+    assert done.returncode == code and output in done.stdout
+
+
+def test_ci_finds_the_oldest_and_the_newest_python(tmp_path: Path) -> None:
+    """Of 3.9, 3.11.2, 3.13.0, 3.12.1 and a pre-release of 3.14, the second and the third."""
+    found = re.search(r"^pythons\(\) \{.*?^\}", (ROOT / ".ci/run").read_text(), re.M | re.S)
+    assert found is not None
+    for version in ("3.9.18", "3.11.2", "3.13.0", "3.12.1", "3.14.0rc1"):
+        python = tmp_path / f"versions/{version}/bin/python3"
+        python.parent.mkdir(parents=True)
+        level = "candidate" if "rc" in version else "final"
+        numbers = tuple(map(int, version.removesuffix("rc1").split(".")))
+        python.write_text(
+            f'#!/bin/sh\n(echo \'import sys; sys.version_info = type("V", (tuple,), dict(releaselevel="{level}"))'
+            f'({numbers}); sys.executable = "{python}"\'; cat) | exec {sys.executable} -\n'
+        )
+        python.chmod(0o755)
+    only_ours = found[0].replace("/usr/bin/python3 python3 python3.{11..20} ", "")
+    done = subprocess.run(
+        ["bash", "-c", f"set -euo pipefail\n{only_ours}\npythons"], env={**os.environ, "PYENV_ROOT": str(tmp_path)},
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["3.11.2", "3.12.1", "3.13.0"]
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_command_in_the_documents_exists(document: str) -> None:
     known = commands()
