@@ -49,7 +49,7 @@ def head_error(version: str, headers: Headers) -> Refusal | None:
             codings = [one for part in value.lower().split(b",") if (one := part.strip(b" \t"))]
             if chunked and codings:
                 return broken("chunked is not the request's last transfer coding")
-            if any(one != b"chunked" for one in codings):
+            if any(coding != b"chunked" for coding in codings):
                 return Refusal(501, "the request has a transfer coding other than chunked")
             chunked = True
         elif name == b"expect" and version == "1.1" and value.lower() != b"100-continue":

@@ -231,7 +231,7 @@ def test_a_reader_beside_a_writer_never_sees_half_a_line(tmp_path: Path) -> None
     while writing.is_alive():
         reader = JournalReader(path)
         assert all(call.capture and call.capture.complete for call in reader)
-        assert not [one for one in reader.problems if "cut off" not in one.what]
+        assert not [problem for problem in reader.problems if "cut off" not in problem.what]
     writing.join()
     writer.close()
     assert sum(1 for _ in JournalReader(path)) == 60

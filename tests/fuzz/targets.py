@@ -120,8 +120,8 @@ def reader_of_streams(data: bytes, places: list[int], name: str, wire: str, body
         if event.data and event.data.strip() != b"[DONE]":
             out = reader.event(event.data)
             if out is not None and out is not event.data:
-                for one in out.split(b"\n\ndata: "):
-                    json.loads(one)
+                for part in out.split(b"\n\ndata: "):
+                    json.loads(part)
     reader.rest()
     recorded(reader)
 
@@ -146,9 +146,11 @@ def recorded(reader: Reader) -> None:
         assert held.complete == capture.complete
         if capture.complete:
             assert outcome == "ok" and capture.prompt_token_ids is not None and capture.completions
-            for one in capture.completions:
-                assert one.token_ids is not None and one.logprobs is not None
-                assert len(one.token_ids) == len(one.logprobs) and all(map(math.isfinite, one.logprobs))
+            for completion in capture.completions:
+                assert completion.token_ids is not None and completion.logprobs is not None
+                assert len(completion.token_ids) == len(completion.logprobs) and all(
+                    map(math.isfinite, completion.logprobs)
+                )
 
 
 # the assembler
@@ -301,8 +303,8 @@ def looked_at(call: Any) -> None:
         capture = call.capture
         if capture is not None:
             assert isinstance(capture.complete, bool)
-            for one in capture.completions:
-                list(one.token_ids or ())
+            for completion in capture.completions:
+                list(completion.token_ids or ())
 
 
 @target(changed({"journal": LINES}))
@@ -366,7 +368,7 @@ def jobs(calls: Any, name: str, value: Any, field: str) -> None:
         job = job_of(folder)
         rollout = sorted(path for path in job.iterdir() if path.is_dir())[0]
         rows = calls if isinstance(calls, list) else [calls]
-        data = b"".join(json.dumps(one).encode() + b"\n" for one in rows)
+        data = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
         (rollout / "trajectory/llm_trajectory.jsonl").write_bytes(data)
         told = json.loads((rollout / name).read_text())
         (rollout / name).write_text(json.dumps({**told, field: value}))

@@ -100,7 +100,7 @@ async def test_what_is_no_whole_http_answer_is_502_and_no_second_call(
     assert call.capture is not None
     details = {one.detail for one in call.capture.unavailable.values()}
     assert details == {got.json()["error"]["message"]}, "what happened, not a 502 that no engine answered"
-    assert not [one for one in caplog.records if one.exc_info and "protocol" in one.getMessage()]
+    assert not [record for record in caplog.records if record.exc_info and "protocol" in record.getMessage()]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ IDLE = 0.3
 def journals() -> int:
     """How many this process has open."""
     links = [Path("/proc/self/fd") / one for one in os.listdir("/proc/self/fd")]
-    return sum(os.path.islink(one) and os.readlink(one).endswith(".jsonl") for one in links)
+    return sum(os.path.islink(link) and os.readlink(link).endswith(".jsonl") for link in links)
 
 
 async def post(bench: Bench, name: str, path: str = "chat/completions", **body: Any) -> httpx.Response:
@@ -169,7 +169,7 @@ async def test_sessions_that_somebody_opened_stay_and_so_does_the_default(starte
             while len(list(bench.proxy.sessions)) > 2:
                 await asyncio.sleep(0.02)
         await asyncio.sleep(0.2)
-        assert {one.name for one in bench.proxy.sessions} == {"default", "mine"}
+        assert {session.name for session in bench.proxy.sessions} == {"default", "mine"}
         headers = {"authorization": f"Bearer {opened.api_key}"}
         assert (await bench.client.post("/chat/completions", json=CHAT, headers=headers)).status_code == 200
 

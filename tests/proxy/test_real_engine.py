@@ -187,7 +187,7 @@ async def test_each_of_n_choices_is_captured(bench_of: Callable[..., Any]) -> No
         call = await recorded(bench, "/chat/completions", {**COLOURS, "max_tokens": 8, "n": 2})
     capture = call.capture
     assert capture is not None and capture.complete, codes(call)
-    assert [len(one.token_ids or ()) for one in capture.completions] == [8, 8]
+    assert [len(completion.token_ids or ()) for completion in capture.completions] == [8, 8]
 
 
 @pytest.mark.parametrize(("many", "code"), [(1, "character_ids_not_returned"), (2, "choice_not_counted")])
@@ -232,9 +232,9 @@ async def test_the_official_client_works_and_finds_its_own_fields_only(
             async for chunk in await api.chat.completions.create(
                 **given, stream=True, stream_options={"include_usage": True}
             ):
-                text += "".join(one.delta.content or "" for one in chunk.choices)
+                text += "".join(choice.delta.content or "" for choice in chunk.choices)
                 usage = chunk.usage
-                assert all(one.logprobs is None for one in chunk.choices)
+                assert all(choice.logprobs is None for choice in chunk.choices)
         else:
             answer = await api.chat.completions.create(**given)
             text, usage = answer.choices[0].message.content or "", answer.usage

@@ -78,9 +78,9 @@ def test_a_tokenizer_gives_every_id_its_text_and_half_characters_their_bytes() -
     words = Vocabulary(smollm())
     text = "naïve — 漢 👩‍🚀\n<|im_end|>"
     ids = encode(text)
-    pieces = [words.text(one) for one in ids]
-    assert b"".join(one if isinstance(one, bytes) else str(one).encode() for one in pieces) == text.encode()
-    assert any(isinstance(one, bytes) for one in pieces)
+    pieces = [words.text(token_id) for token_id in ids]
+    assert b"".join(piece if isinstance(piece, bytes) else str(piece).encode() for piece in pieces) == text.encode()
+    assert any(isinstance(piece, bytes) for piece in pieces)
     assert words.special(ids[-1], pieces[-1]) and not words.special(ids[0], pieces[0])
     assert words.text(10**9) is None
 
@@ -112,7 +112,9 @@ def test_a_strip_holds_the_merged_sequence_token_by_token(tmp_path: Path) -> Non
     told = view.answer("slice", {"path": name, "of": "s0", "from": "0"})
     assert (index["tokens"], index["prompt"], index["trained"]) == (len(ids), 12, 12)
     assert told["ids"] == ids
-    sampled = [at for one in index["stretches"] for at in range(one["start"], one["start"] + one["length"])]
+    sampled = [
+        at for stretch in index["stretches"] for at in range(stretch["start"], stretch["start"] + stretch["length"])
+    ]
     assert [at for at, value in enumerate(told["logprobs"]) if value is not None] == sampled
     assert [told["texts"][at] for at in sampled] == [f"<{ids[at]}>" for at in sampled]
     assert told["texts"][0] is None and told["shown"]["0"] == [Part("⟨100⟩", SYMBOL)]
@@ -159,7 +161,7 @@ def test_messages_that_a_call_has_from_the_one_before_are_not_repeated(tmp_path:
     name = view.index.entries()[0].rollout.rollout_path
     told = view.answer("call", {"path": name, "call": "2"})
     assert told["same"] == {"call": 1, "messages": 3}
-    assert [one["content"] for one in told["messages"]] == ["reply 1", "and then? 1"]
+    assert [message["content"] for message in told["messages"]] == ["reply 1", "and then? 1"]
 
 
 def test_groups_have_rewards_and_advantages_and_withheld_ones_their_reason(tmp_path: Path) -> None:
@@ -172,7 +174,7 @@ def test_groups_have_rewards_and_advantages_and_withheld_ones_their_reason(tmp_p
     advantages = {row["task"]: row["advantage"] for row in job["rows"] if row["reward"] == 1.0}
     assert advantages["x"] == pytest.approx(0.7071, abs=1e-3) and advantages["y"] is None
     sized = view_of(tmp_path / "a", grouping=GroupOptions(VIEW_BY, size=4)).answer("job", {})
-    assert [one["withheld"] for one in sized["groups"]] == ["group_incomplete"]
+    assert [group["withheld"] for group in sized["groups"]] == ["group_incomplete"]
 
 
 def test_rows_are_there_before_any_log_is_read(tmp_path: Path) -> None:
@@ -359,7 +361,7 @@ def test_a_journal_that_grows_is_read_again(tmp_path: Path) -> None:
     name = view.index.entries()[0].rollout.rollout_path
     assert len(view.answer("rollout", {"path": name})["calls"]) == 1
     with (folder / "trajectory/llm_trajectory.jsonl").open("a") as journal:
-        journal.writelines(json.dumps(one) + "\n" for one in calls[1:])
+        journal.writelines(json.dumps(call) + "\n" for call in calls[1:])
     view.index.scan()
     assert view.index.read_next()
     assert len(view.answer("rollout", {"path": name})["calls"]) == 3

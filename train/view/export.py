@@ -105,9 +105,9 @@ def document(job: dict[str, Any], where: dict[str, str], left_out: dict[str, str
 def _strips(reading: Reading) -> list[str]:
     """The sequences; and calls alone where that is little, or where no sequence holds what they sampled."""
     held = {
-        (one.call, one.choice)
+        (stretch.call, stretch.choice)
         for number in range(len(reading.tokens.segments))
-        for one in strip_of(reading, f"s{number}").stretches
+        for stretch in strip_of(reading, f"s{number}").stretches
     }
     alone: list[tuple[bool, str, int]] = []
     for call in reading.tokens.calls:

@@ -148,7 +148,7 @@ def facts_of(call: Call) -> CallFacts:
 def _finishes(body: dict[str, Any]) -> tuple[str | None, ...]:
     choices = body.get("choices")
     if isinstance(choices, list):
-        return tuple(_text(one.get("finish_reason")) if isinstance(one, dict) else None for one in choices)
+        return tuple(_text(choice.get("finish_reason")) if isinstance(choice, dict) else None for choice in choices)
     return tuple(reply.finish_reason for reply in choices_of(body))
 
 

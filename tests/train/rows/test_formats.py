@@ -133,7 +133,7 @@ def test_verl_rows_are_structs(tmp_path: Path) -> None:
 def test_verl_arguments_become_strings_where_structs_would_be_filled_with_nulls(tmp_path: Path) -> None:
     rows, told = made(tmp_path, "verl-sft", other_call())
     arguments = [m["tool_calls"][0]["function"]["arguments"] for m in rows[0]["messages"] if m["tool_calls"]]
-    assert [json.loads(one) for one in arguments] == [ARGUMENTS, {"command": "cat /app/answer.txt"}]
+    assert [json.loads(argument) for argument in arguments] == [ARGUMENTS, {"command": "cat /app/answer.txt"}]
     assert arguments[0] == json.dumps(ARGUMENTS), "as a template's tojson writes it"
     assert told[0].startswith("tool calls differ in their arguments")
     assert told[1].startswith("tools differ in their parameters: Parquet fills each with the others' keys")
@@ -155,8 +155,8 @@ def test_verl_tools_without_parameters_can_be_written(tmp_path: Path) -> None:
 
 def test_verl_says_where_thinking_was_switched(tmp_path: Path) -> None:
     calls = tool_rollout()
-    for one in calls:
-        one["request"]["body"]["chat_template_kwargs"] = {"enable_thinking": False}
+    for call in calls:
+        call["request"]["body"]["chat_template_kwargs"] = {"enable_thinking": False}
     rows, _ = made(tmp_path / "verl", "verl-sft", calls)
     assert rows[0]["enable_thinking"] is False
     rows, _ = made(tmp_path / "trl", "trl-sft", calls)
@@ -208,7 +208,7 @@ def test_an_unscored_rollout_is_no_episode_and_no_grpo_row(tmp_path: Path) -> No
         with pytest.raises(NothingWritten) as caught:
             convert(job, tmp_path / SUFFIX.get(form, "rows.jsonl"), ConvertOptions(format=form))
         assert "not scored, and the format needs a reward" in caught.value.notes[0]
-    assert [one.name for one in tmp_path.iterdir()] == ["job"], "no empty folder either"
+    assert [path.name for path in tmp_path.iterdir()] == ["job"], "no empty folder either"
 
 
 # --- exact ids
@@ -225,7 +225,7 @@ def test_exact_rows_train_what_was_sampled_and_nothing_else(tmp_path: Path) -> N
     (row,) = rows
     assert row["prompt_ids"] == calls[0]["metadata"]["token_capture"]["prompt_token_ids"]
     assert row["prompt_ids"] + row["completion_ids"] == last["prompt_token_ids"] + last["completions"][0]["token_ids"]
-    recorded = [value for one in calls for value in one["metadata"]["token_capture"]["completions"][0]["logprobs"]]
+    recorded = [value for call in calls for value in call["metadata"]["token_capture"]["completions"][0]["logprobs"]]
     assert [value for mask, value in zip(row["env_mask"], row["logprobs"], strict=True) if mask] == recorded
     assert {value for mask, value in zip(row["env_mask"], row["logprobs"], strict=True) if not mask} == {0.0}
     assert (row["advantage"], row["group"]) == (None, None)

@@ -19,7 +19,9 @@ from proxy.errors import Refusal
 MESSAGES = AnthropicDialect()
 #: Requests of Claude Code 2.1.197, recorded against a scripted API: by default, lean, and with an API that fails.
 RECORDED: list[dict[str, Any]] = [
-    one for one in json.loads((Path(__file__).parents[1] / "transcripts/claude_code.json").read_text()) if one["body"]
+    entry
+    for entry in json.loads((Path(__file__).parents[1] / "transcripts/claude_code.json").read_text())
+    if entry["body"]
 ]
 
 
