@@ -1,9 +1,9 @@
-"""Chaos: what may happen to a proxy at work, done to a real one under load, and what must hold all the same.
+"""Chaos: kills, a full disk, a changed clock and more, done to a real proxy under load, and what must hold anyway.
 
     python -m benchmarks.chaos [--rounds 12] [NAME ...]
 
-Each scenario is a line of the design's table: what agents see, what the journals say, what is said aloud. The clients,
-the double of an engine and the comparison of their books are the soak's. Exit 1 when anything does not hold.
+Each scenario checks what agents see, what the journals hold and what the log says. The clients, the engine double and
+the comparison of their records are those of the soak. Exit 1 when anything does not hold.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.endurance.calls import DIALECTS, Call, named
-from benchmarks.endurance.client import Agent
+from benchmarks.endurance.client import Agent, ClientReport
 from benchmarks.endurance.crowd import AGENTS, Broken, Crowd, agree, lines, must, no_traceback, served
 from benchmarks.endurance.engine import Engine
 from benchmarks.endurance.ledger import reconcile
@@ -34,7 +34,11 @@ from benchmarks.endurance.server import ROOT, ProxyProcess
 
 
 class CannotBe(Exception):
-    """This machine has no means to do this to a proxy."""
+    """This machine cannot run a scenario; the text says what is missing."""
+
+
+def unfinished(report: ClientReport) -> bool:
+    return not report.finished
 
 
 async def kill(folder: Path, rounds: int) -> str:
@@ -49,19 +53,19 @@ async def kill(folder: Path, rounds: int) -> str:
                     await asyncio.sleep(dice.random())
                     proxy.kill()
                 no_traceback(proxy)
-        books = reconcile(crowd.heard, engine.ledger, crowd.journals, excused=lambda one: not one.ended, torn=rounds)
+        books = reconcile(crowd.reports, engine.ledger, crowd.journals, excused=unfinished, torn=rounds)
     agree(books)
-    ended = sum(one.ended for one in crowd.heard)
-    must(ended > rounds * AGENTS, "too few calls ended for this to say anything")
+    finished = sum(report.finished for report in crowd.reports)
+    must(finished > rounds * AGENTS, "too few calls ended for this to say anything")
     return (
-        f"{rounds} kills, {ended:,} ends seen by clients and each in its journal, complete; {books.excused} calls were "
-        f"in flight, {books.torn} lines torn"
+        f"{rounds} kills, {finished:,} ends seen by clients and each in its journal, complete; {books.excused} calls "
+        f"were in flight, {books.torn} lines torn"
     )
 
 
 async def worker(folder: Path, rounds: int) -> str:
-    """`kill -9` of a worker, of each in turn: it comes back, its sessions go on in their journals; no ended call is
-    lost, and none of another worker's is touched."""
+    """`kill -9` of a worker, of each in turn: it is restarted and its sessions continue their journals. No finished
+    call is lost, and the other worker's calls are not affected."""
     dice = random.Random(rounds)
     kills = min(rounds, 4)  # each worker twice: three times in a minute end the proxy
     async with Engine(pause=0.005) as engine:
@@ -73,12 +77,12 @@ async def worker(folder: Path, rounds: int) -> str:
                     await asyncio.sleep(dice.random())
                     os.kill(proxy.workers()[0], signal.SIGKILL)  # the oldest: the other one, the next time
                     async with asyncio.timeout(30):
-                        while proxy.said().count("is up again") <= number:  # noqa: ASYNC110 (a log has no bell)
+                        while proxy.log_text().count("is up again") <= number:  # noqa: ASYNC110 (a log cannot notify)
                             await asyncio.sleep(0.02)
                 await crowd.until_served(served(engine) + 4 * AGENTS)
             code = await proxy.stop()
         no_traceback(proxy)
-        books = reconcile(crowd.heard, engine.ledger, crowd.journals, excused=lambda one: not one.ended, torn=kills)
+        books = reconcile(crowd.reports, engine.ledger, crowd.journals, excused=unfinished, torn=kills)
     agree(books)
     must(code == 0, f"exit code {code}")
     must(
@@ -88,8 +92,8 @@ async def worker(folder: Path, rounds: int) -> str:
 
 
 async def terminate(folder: Path, rounds: int) -> str:
-    """SIGTERM under load: what is in flight ends or is recorded as aborted; the engine saw no call without a line."""
-    told = []
+    """SIGTERM under load: calls in flight finish or are recorded as aborted; each call at the engine has its line."""
+    results = []
     for grace in ("20", "0.05"):
         async with Engine(pause=0.06) as engine:
             crowd = Crowd(engine, folder / f"out-{grace}")
@@ -99,7 +103,7 @@ async def terminate(folder: Path, rounds: int) -> str:
                 code = await proxy.stop()
                 seconds = time.monotonic() - began
             no_traceback(proxy)
-            books = reconcile(crowd.heard, engine.ledger, crowd.journals, excused=lambda one: not one.ended)
+            books = reconcile(crowd.reports, engine.ledger, crowd.journals, excused=unfinished)
             agree(books)
             must(code == 0, f"exit code {code}")
             must(seconds < float(grace) + 8, f"the stop took {seconds:.1f} s")
@@ -107,12 +111,12 @@ async def terminate(folder: Path, rounds: int) -> str:
             outcomes = dict(books.outcomes)
             must(set(outcomes) <= ({"ok"} if grace == "20" else {"ok", "aborted"}), f"recorded as {outcomes}")
             must(grace == "20" or outcomes.get("aborted", 0) > 0, "no call was in flight")
-            told.append(f"grace {grace} s: {outcomes}, exit 0 after {seconds:.1f} s")
-    return "; ".join(told)
+            results.append(f"grace {grace} s: {outcomes}, exit 0 after {seconds:.1f} s")
+    return "; ".join(results)
 
 
 async def disk_full(folder: Path, rounds: int) -> str:
-    """No space left: agents get their answers, whole lines stay, it is said; with room again lines are written."""
+    """No space left: agents get their replies, complete lines stay, the log says so; with space, lines are written."""
     out = folder / "small"
     out.mkdir()
     with_mount = os.geteuid() == 0 and _run("mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(out))
@@ -129,28 +133,30 @@ async def disk_full(folder: Path, rounds: int) -> str:
                 states = json.loads((await proxy.admin("GET", "/sessions"))[1])["sessions"]
                 must(lost > 0, "the disk never filled up")
                 must(any("No space left" in str(state["journal_failed"]) for state in states), "no session says so")
-                must("No space left" in proxy.said(), "the log does not say so")
+                must("No space left" in proxy.log_text(), "the log does not say so")
                 must(_run("mount", "-o", "remount,size=64m", str(out)), "no more room could be made")
-                before = len(crowd.heard)
+                before = len(crowd.reports)
                 async with crowd.at_work(proxy):
                     await crowd.until_served(before + 80)
                 after = int((await proxy.metrics())["capture_journal_failures_total"])
                 must(after == lost, f"with room again {after - lost} lines were lost")
                 await proxy.stop()
             no_traceback(proxy)
-            early = {one.call.name for one in crowd.heard[:before]}
-            books = reconcile(crowd.heard, engine.ledger, crowd.journals, excused=lambda one: one.call.name in early)
+            early = {report.call.name for report in crowd.reports[:before]}
+            books = reconcile(
+                crowd.reports, engine.ledger, crowd.journals, excused=lambda report: report.call.name in early
+            )
     finally:
         _run("umount", "-l", str(out))
     agree(books)
-    answered = sum(one.client == "answered" and one.wrong is None for one in crowd.heard)
-    must(answered == len(crowd.heard), f"{len(crowd.heard) - answered} agents did not get their answer")
-    must(books.lines + lost == books.calls, f"{books.calls} calls, {books.lines} lines, {lost} said to be lost")
+    answered = sum(report.client == "answered" and report.wrong is None for report in crowd.reports)
+    must(answered == len(crowd.reports), f"{len(crowd.reports) - answered} agents did not get their answer")
+    must(books.lines + lost == books.calls, f"{books.calls} calls, {books.lines} lines, {lost} reported lost")
     return f"{books.calls:,} calls, each answered: {books.lines:,} lines and {lost} losses, every one of them counted"
 
 
 async def folder_removed(folder: Path, rounds: int) -> str:
-    """A session's folder is deleted under it: its agent goes on, the loss is said and counted, no other is hit."""
+    """A session's folder is deleted: its agent continues, losses are logged and counted, others lose nothing."""
     async with Engine(pause=0.002) as engine:
         crowd = Crowd(engine, folder / "out", agents=8)
         gone = crowd.names[0]
@@ -164,15 +170,15 @@ async def folder_removed(folder: Path, rounds: int) -> str:
             await proxy.stop()
         no_traceback(proxy)
         books = reconcile(
-            crowd.heard, engine.ledger, crowd.journals, excused=lambda one: one.call.name.startswith(f"{gone}.")
+            crowd.reports, engine.ledger, crowd.journals, excused=lambda report: report.call.name.startswith(f"{gone}.")
         )
     agree(books)
-    must(all(one.client == "answered" for one in crowd.heard), "an agent did not get its answer")
+    must(all(report.client == "answered" for report in crowd.reports), "an agent did not get its answer")
     must("deleted or moved" in str(state["journal_failed"]), f"the session does not say so: {state}")
-    must(proxy.said().count("deleted or moved") == 1, "the log says it once, not for each call")
+    must(proxy.log_text().count("deleted or moved") == 1, "the log says it once, not for each call")
     lost = int(figures["capture_journal_failures_total"])
     must(0 < lost <= books.excused, f"{lost} losses counted of {books.excused} calls of that session")
-    return f"{books.calls:,} calls, each answered; {lost} losses counted and said, {books.lines:,} lines of the others"
+    return f"{books.calls:,} calls, each answered; {lost} losses counted and logged, {books.lines:,} lines of others"
 
 
 async def clock(folder: Path, rounds: int) -> str:
@@ -195,7 +201,7 @@ async def clock(folder: Path, rounds: int) -> str:
                 beside.replace(offset)
             await asyncio.sleep(0.5)
         no_traceback(proxy)
-        books = reconcile(crowd.heard, engine.ledger, crowd.journals)
+        books = reconcile(crowd.reports, engine.ledger, crowd.journals)
     agree(books)
     days = set()
     longest = 0.0
@@ -212,7 +218,7 @@ async def clock(folder: Path, rounds: int) -> str:
 
 
 async def other_engine(folder: Path, rounds: int) -> str:
-    """The engine dies and comes back with another model and version: 502 meanwhile, and each record says which."""
+    """The engine dies and returns with another model and version: 502 meanwhile, and each record names its engine."""
     async with Engine() as first:
         crowd = Crowd(first, folder / "out")
         async with ProxyProcess(first.url, crowd.out) as proxy, crowd.at_work(proxy):
@@ -225,27 +231,26 @@ async def other_engine(folder: Path, rounds: int) -> str:
                 await crowd.finished()
         no_traceback(proxy)
     ledger = first.ledger | second.ledger
-    books = reconcile(crowd.heard, ledger, crowd.journals, excused=lambda one: not one.ended)
+    books = reconcile(crowd.reports, ledger, crowd.journals, excused=unfinished)
     agree(books)
-    told = {"0.32.0": 0, "0.33.0": 0}
+    results = {"0.32.0": 0, "0.33.0": 0}
     for line in lines(crowd):
         if line.outcome == "ok":
             by = second if line.metadata["engine_version"] == "0.33.0" else first
             name = named(line.raw)
             must(name is not None and by.ledger[name[0]].whole, f"{name} is recorded as answered by {by.version}")
             must(line.response_body["model"] == by.model, f"{name} is recorded with the model of the other engine")
-            told[by.version] += 1
-    must(min(told.values()) > 0, f"only one of the engines answered: {told}")
-    refused = sum(one.client == "status" and one.status == 502 for one in crowd.heard)
+            results[by.version] += 1
+    must(min(results.values()) > 0, f"only one of the engines answered: {results}")
+    refused = sum(report.client == "status" and report.status == 502 for report in crowd.reports)
     must(refused > 0, "no call came while the engine was away")
-    return (
-        f"{told['0.32.0']} calls recorded as of the first engine, {told['0.33.0']} as of the second, {refused} got 502"
-    )
+    first_calls, second_calls = results.values()
+    return f"{first_calls} calls recorded as of the first engine, {second_calls} as of the second, {refused} got 502"
 
 
 async def key_revoked(folder: Path, rounds: int) -> str:
-    """A session is closed in mid-call: what has begun ends, or is recorded as aborted; its key opens nothing more."""
-    told = []
+    """A session is closed during calls: they finish or are recorded as aborted, and its key is refused from then on."""
+    results = []
     for grace, outcome in (("20", "ok"), ("0.2", "aborted")):
         async with Engine(pause=0.05) as engine:
             journal = folder / f"session-{grace}" / "llm_trajectory.jsonl"
@@ -254,7 +259,7 @@ async def key_revoked(folder: Path, rounds: int) -> str:
                 forms = [(dialect, streams) for streams in (True, False) for dialect in DIALECTS]
                 calls = [Call(f"k0.{n}", dialect, "plain", streams, 30) for n, (dialect, streams) in enumerate(forms)]
                 sending = [asyncio.ensure_future(Agent(port, key, engine).make(call)) for call in calls]
-                while len(engine.ledger) < len(calls):  # noqa: ASYNC110 (the ledger has no bell)
+                while len(engine.ledger) < len(calls):  # noqa: ASYNC110 (the ledger cannot notify)
                     await asyncio.sleep(0.01)
                 await asyncio.sleep(0.2)
                 closing = asyncio.ensure_future(proxy.close(session))
@@ -262,25 +267,25 @@ async def key_revoked(folder: Path, rounds: int) -> str:
                 late = await Agent(port, key, engine).make(Call("k0.99", "openai-chat", "plain", True, 5))
                 must(late.status == 401, f"a key of a session that closes got {late.status}")
                 state = await closing
-                heard = await asyncio.gather(*sending)
+                reports = await asyncio.gather(*sending)
                 again = await Agent(port, key, engine).make(Call("k0.98", "openai-chat", "plain", False, 5))
                 must(again.status == 401, f"a key of a closed session got {again.status}")
                 await proxy.stop()
             no_traceback(proxy)
-            books = reconcile(heard, engine.ledger, [("k0", journal)], excused=lambda one: not one.ended)
+            books = reconcile(reports, engine.ledger, [("k0", journal)], excused=unfinished)
         agree(books)
         must(
             books.outcomes == {outcome: len(calls)} and state["calls"] == len(calls),
             f"recorded as {dict(books.outcomes)}",
         )
-        wrong = [f"{one.call.dialect}: {one.wrong}" for one in heard if one.wrong is not None]
+        wrong = [f"{report.call.dialect}: {report.wrong}" for report in reports if report.wrong is not None]
         must(not wrong, f"what an ended call's agent got: {wrong}")
-        told.append(f"grace {grace} s: {len(calls)} calls {outcome}")
-    return "; ".join(told) + "; the key got 401 at once and ever after"
+        results.append(f"grace {grace} s: {len(calls)} calls {outcome}")
+    return "; ".join(results) + "; the key got 401 from then on"
 
 
 async def descriptors(folder: Path, rounds: int) -> str:
-    """Connections until the proxy has no descriptor left: calls that run end well, then it takes new ones again."""
+    """Connections until the proxy has no descriptor left: running calls finish, later connections are accepted."""
     async with Engine(pause=0.05) as engine:
         crowd = Crowd(engine, folder / "out", agents=4)
         async with ProxyProcess(engine.url, crowd.out) as proxy:
@@ -295,13 +300,13 @@ async def descriptors(folder: Path, rounds: int) -> str:
                     writer.close()
                 await crowd.until_served(served(engine) + 8)
             await proxy.stop()
-        books = reconcile(crowd.heard, engine.ledger, crowd.journals, excused=lambda one: not one.ended)
+        books = reconcile(crowd.reports, engine.ledger, crowd.journals, excused=unfinished)
     agree(books)
     return f"60 idle connections on {held} descriptors; {books.calls} calls, {books.calls - books.excused} answered"
 
 
 def faketime() -> Path:
-    """The library that shifts a program's wall clock, and leaves its monotonic one as the kernel does."""
+    """The library that shifts a program's wall clock and not its monotonic clock."""
     found = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
     if found is None:
         raise CannotBe("libfaketime is missing: apt-get install libfaketime")
@@ -331,18 +336,18 @@ def main() -> None:
     for name in options.names or SCENARIOS:
         folder = Path(tempfile.mkdtemp(prefix=f"chaos-{name}-"))
         try:
-            said = "holds   " + asyncio.run(SCENARIOS[name](folder, options.rounds))
+            result = "holds   " + asyncio.run(SCENARIOS[name](folder, options.rounds))
         except CannotBe as reason:
             left_out += 1
-            said = f"NOT RUN {reason}"
+            result = f"NOT RUN {reason}"
         except Exception as error:
             broken += 1
             if not isinstance(error, Broken):
                 traceback.print_exc()
-            said = f"BROKEN  {type(error).__name__}: {error}"
+            result = f"BROKEN  {type(error).__name__}: {error}"
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        print(f"{name:<15}{said}", flush=True)
+        print(f"{name:<15}{result}", flush=True)
     total = len(options.names or SCENARIOS)
     print(
         f"chaos: {total - broken - left_out} of {total} hold, {broken} broken, {left_out} not run, "

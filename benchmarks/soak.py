@@ -1,11 +1,12 @@
-"""Endurance: sessions of mixed dialects, clients that leave, an engine that misbehaves; nothing may be left behind.
+"""Endurance: sessions of mixed dialects, clients that disconnect, an engine that misbehaves; nothing may leak.
 
     python -m benchmarks.soak [--seconds 600] [--sessions 256]
 
-A real proxy process stands between clients and a double of vLLM's HTTP side. Each call is told in its own text what
-will become of it, so afterwards three books are compared call by call: what each client saw, what the engine did, what
-the journals say (ids and logprobs one by one). Memory, descriptors and tasks are weighed after a first part of the run,
-when everything has happened once, and at the end, both times with every session closed. Exit 1 on any disagreement.
+A real proxy process runs between clients and a double of vLLM's HTTP side. The prompt of each call says what is to
+happen to it. Afterwards three records are compared call by call: what each client saw, what the engine did, and what
+the journals hold (ids and logprobs one by one). Memory, descriptors and tasks are measured after the first part of the
+run, when everything has happened once, and at the end, both times with all sessions closed. Exit 1 on any
+disagreement.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.endurance.calls import DIALECTS, Call, drawn, every
-from benchmarks.endurance.client import Agent, Heard
+from benchmarks.endurance.client import Agent, ClientReport
 from benchmarks.endurance.engine import Engine
 from benchmarks.endurance.ledger import Books, reconcile, table
 from benchmarks.endurance.server import ProxyProcess
 
-#: Of the whole time, the part after which things are weighed for the first time.
+#: Share of the run after which the proxy is measured for the first time.
 WARMUP = 0.3
 #: Calls of one session.
 CALLS = (1, 40)
@@ -39,7 +40,7 @@ SLACK = 0.10
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """What the proxy holds while nothing is asked of it."""
+    """What the idle proxy uses; memory in bytes."""
 
     memory: int
     descriptors: int
@@ -51,9 +52,9 @@ class Run:
     proxy: ProxyProcess
     engine: Engine
     folder: Path
-    heard: list[Heard] = field(default_factory=list)
+    reports: list[ClientReport] = field(default_factory=list)
     journals: list[tuple[str, Path]] = field(default_factory=list)
-    told: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     begun: int = 0
 
@@ -86,7 +87,7 @@ def main() -> None:
 
 
 async def soak(folder: Path, seconds: float, sessions: int, seed: int, patience: float, slack: float) -> list[str]:
-    """Everything that was wrong; prints the figures."""
+    """Returns everything that was wrong; prints the figures."""
     began = time.monotonic()
     timeouts = ("--first-byte-timeout", f"{2 * patience:g}", "--idle-timeout", f"{patience:g}")
     async with Engine() as engine, ProxyProcess(engine.url, folder / "captures", *timeouts) as proxy:
@@ -95,18 +96,18 @@ async def soak(folder: Path, seconds: float, sessions: int, seed: int, patience:
         await one_of_each(run, dice)
         await part(run, dice, sessions, seconds * WARMUP)
         before = await weigh(proxy)
-        print(f"after {time.monotonic() - began:.0f} s: {len(run.heard):,} calls, {said(before)}", flush=True)
+        print(f"after {time.monotonic() - began:.0f} s: {len(run.reports):,} calls, {shown(before)}", flush=True)
         await part(run, dice, sessions, seconds * (1 - WARMUP))
         after = await weigh(proxy)
         figures = await proxy.metrics()
         cpu = proxy.seconds()
         code = await proxy.stop()
-        log = proxy.said()
-    books = reconcile(run.heard, engine.ledger, run.journals)
+        log = proxy.log_text()
+    books = reconcile(run.reports, engine.ledger, run.journals)
     wrong = run.wrong + books.disagreements + left_behind(before, after, figures, slack)
     wrong += counts(run, books, figures)
     if code != 0 or "Traceback" in log:
-        wrong.append(f"the proxy ended with {code}; the last it said: {log[-2000:]}")
+        wrong.append(f"the proxy ended with {code}; the end of its log: {log[-2000:]}")
     report(run, books, before, after, wrong, time.monotonic() - began, cpu)
     return wrong
 
@@ -114,11 +115,11 @@ async def soak(folder: Path, seconds: float, sessions: int, seed: int, patience:
 async def one_of_each(run: Run, dice: random.Random) -> None:
     """Everything happens once in every dialect and form, however short the run is."""
 
-    async def one(dialect: str, streams: bool) -> None:
+    async def each(dialect: str, streams: bool) -> None:
         name = run.name()
         await session(run, name, iter(every(dice, name, dialect, streams)))
 
-    await asyncio.gather(*(one(dialect, streams) for dialect in DIALECTS for streams in (True, False)))
+    await asyncio.gather(*(each(dialect, streams) for dialect in DIALECTS for streams in (True, False)))
 
 
 async def part(run: Run, dice: random.Random, sessions: int, seconds: float) -> None:
@@ -141,28 +142,28 @@ def by_chance(dice: random.Random, name: str, until: float) -> Iterator[Call]:
 
 
 async def session(run: Run, name: str, calls: Iterator[Call], dice: random.Random | None = None) -> None:
-    """Opened, used by one agent, closed; its last state must say what its agent knows."""
+    """Opened, used by one agent, closed; its last state must agree with its agent."""
     journal = run.folder / "sessions" / name / "llm_trajectory.jsonl"
     opened = await run.proxy.open(name, journal)
     run.journals.append((name, journal))
     agent = Agent(opened.port, opened.key, run.engine)
-    heard = []
+    reports = []
     for call in calls:
-        heard.append(await agent.make(call))
+        reports.append(await agent.make(call))
         if dice is not None:
             await asyncio.sleep(dice.random() * THINKS)
     agent.hang_up()
     state = await run.proxy.close(opened.session)
-    recorded = sum(1 for one in heard if one.call.seen.outcome is not None)
+    recorded = sum(1 for report in reports if report.call.seen.outcome is not None)
     if (state["calls"], state["in_flight"], state["journal_failed"]) != (recorded, 0, None):
         run.wrong.append(f"{name}: its agent made {recorded} calls, its last state says {state}")
-    run.told["calls"] += state["calls"]
-    run.told["complete"] += state["complete_calls"]
-    run.heard += heard
+    run.counts["calls"] += state["calls"]
+    run.counts["complete"] += state["complete_calls"]
+    run.reports += reports
 
 
 async def weigh(proxy: ProxyProcess) -> Weight:
-    """When it has come to rest: connections to the engine are kept for three seconds."""
+    """Measured when idle: connections to the engine are kept for three seconds."""
     await asyncio.sleep(4)
     tasks = 0
     for _ in range(50):
@@ -182,15 +183,17 @@ def left_behind(before: Weight, after: Weight, figures: dict[str, float], slack:
         if now > was * (1 + SLACK) + besides:
             wrong.append(f"{name}: {now:,} at the end, {was:,} before")
     if figures["capture_in_flight"] or figures["capture_sessions"] != 1 or figures["capture_journal_queue"]:
-        wrong.append(f"the proxy's own figures do not come to rest: {figures}")
+        wrong.append(f"the proxy's own figures are not those of an idle proxy: {figures}")
     return wrong
 
 
 def counts(run: Run, books: Books, figures: dict[str, float]) -> list[str]:
-    """The sums that each side keeps for itself: the sessions' states and the metrics against the journals."""
+    """Compares the counts of sessions' states and of the metrics with the journals."""
     wrong = []
-    if run.told["calls"] != books.lines or run.told["complete"] != books.complete:
-        wrong.append(f"the sessions told of {run.told}, the journals hold {books.lines} and {books.complete} complete")
+    if run.counts["calls"] != books.lines or run.counts["complete"] != books.complete:
+        wrong.append(
+            f"the sessions count {dict(run.counts)}, the journals hold {books.lines} and {books.complete} complete"
+        )
     outcomes: Counter[str] = Counter()
     for name, value in figures.items():
         if name.startswith("capture_calls_total{"):
@@ -204,7 +207,7 @@ def counts(run: Run, books: Books, figures: dict[str, float]) -> list[str]:
     return wrong
 
 
-def said(weight: Weight) -> str:
+def shown(weight: Weight) -> str:
     return f"{weight.memory / 2**20:.1f} MiB, {weight.descriptors} descriptors, {weight.tasks} tasks"
 
 
@@ -215,11 +218,11 @@ def report(run: Run, books: Books, before: Weight, after: Weight, wrong: list[st
         print(f"WRONG  {sentence}")
     if len(wrong) > 40:
         print(f"WRONG  and {len(wrong) - 40:,} more")
-    verdict = "every book agrees" if not wrong else f"{len(wrong):,} disagreements"
+    verdict = "all records agree" if not wrong else f"{len(wrong):,} disagreements"
     print(
         f"soak: {seconds:.0f} s, {run.begun:,} sessions, {books.calls:,} calls by clients, {books.attempts:,} requests "
         f"at the engine, {books.lines:,} lines in journals ({books.complete:,} complete, {books.ids:,} ids compared), "
-        f"{cpu:.0f} s CPU; held {said(before)} -> {said(after)}: {verdict}"
+        f"{cpu:.0f} s CPU; {shown(before)} -> {shown(after)}: {verdict}"
     )
 
 

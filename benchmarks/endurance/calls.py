@@ -1,7 +1,7 @@
-"""A call that is told what will become of it: its dialect, what the engine does to it, what must be seen of it.
+"""A call that carries its own script: its dialect, what the engine does to it, and what must be seen of it.
 
-The call carries its own name in the text of its prompt, `[s17.4 cut 12]`, which every dialect passes on: the engine
-reads there what to do, and whoever counts finds it again in the engine's ledger, the client's and the journal.
+The call carries its own name in the text of its prompt, `[s17.4 cut 12]`, which every dialect passes on. The
+engine reads there what to do, and the comparison finds it in the engine's ledger, the client's report and the journal.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Something that happens to calls; `weight` says how often. What is None does not happen in that form."""
+    """Something that happens to calls, as often as `weight` says. None: it does not happen in that form."""
 
     weight: int
     streamed: Seen | None
@@ -74,7 +74,7 @@ class Call:
 
     @property
     def text(self) -> str:
-        return f"[{self.name} {self.kind} {self.tokens}] Go on."
+        return f"[{self.name} {self.kind} {self.tokens}] Continue."
 
     @property
     def seen(self) -> Seen:
@@ -85,7 +85,7 @@ class Call:
 
 
 def named(text: bytes) -> tuple[str, str, int] | None:
-    """The name, kind and tokens of the call whose text stands in `text`."""
+    """The name, kind and tokens of the call whose text is in `text`."""
     found = _NAMED.search(text)
     return None if found is None else (found[1].decode(), found[2].decode(), int(found[3]))
 
@@ -119,7 +119,7 @@ class Dialect:
     #: The text of a whole answer's JSON, or of one event's.
     whole_text: Callable[[Any], str]
     event_text: Callable[[Any], str]
-    #: What a stream that is over has in it.
+    #: What only the end of a complete stream has in it.
     end: bytes
     #: The status an agent sees for one of the engine's, where the dialect has its own.
     statuses: dict[int, int]

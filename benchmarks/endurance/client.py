@@ -1,4 +1,4 @@
-"""The agents' side: a session's calls, one after the other over a kept connection, and what was heard of each."""
+"""The agents' side: a session's calls, one after the other over a kept connection, and what the client saw of each."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ PATIENCE = 90.0
 
 
 @dataclass(slots=True)
-class Heard:
-    """What the client of a call saw of it; `client` is one of `Seen.client`. `wrong` says what should not have been.
+class ClientReport:
+    """What the client of a call saw of it; `client` is one of `Seen.client`. `wrong` says what was wrong.
 
-    `ended`: the client had the end of a good answer, whatever became of the connection after that.
+    `finished`: the client received the end of a good reply, whatever happened to the connection after that.
     """
 
     call: Call
     client: str = "nothing"
     status: int = 0
-    ended: bool = False
+    finished: bool = False
     wrong: str | None = None
 
 
@@ -42,18 +42,18 @@ class Agent:
         self.prefix = prefix
         self._pair: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def make(self, call: Call) -> Heard:
-        heard = Heard(call)
+    async def make(self, call: Call) -> ClientReport:
+        report = ClientReport(call)
         try:
             async with asyncio.timeout(PATIENCE):
-                await self._exchange(call, heard)
+                await self._exchange(call, report)
         except (ConnectionError, asyncio.IncompleteReadError):
-            heard.client = "cut"
+            report.client = "cut"
             self.hang_up()
         except TimeoutError:
-            heard.wrong = f"nothing came for {PATIENCE:g} s"
+            report.wrong = f"nothing came for {PATIENCE:g} s"
             self.hang_up()
-        return heard
+        return report
 
     def hang_up(self, *, reset: bool = False) -> None:
         if self._pair is None:
@@ -65,7 +65,7 @@ class Agent:
         writer.transport.abort() if reset else writer.close()
         self._pair = None
 
-    async def _exchange(self, call: Call, heard: Heard) -> None:
+    async def _exchange(self, call: Call, report: ClientReport) -> None:
         dialect = DIALECTS[call.dialect]
         body = json.dumps(dialect.ask(call)).encode()
         head = f"POST {self.prefix}{dialect.path} HTTP/1.1\r\nhost: proxy\r\ncontent-type: application/json\r\n"
@@ -77,58 +77,58 @@ class Agent:
             writer.write(head.encode() + body[: len(body) // 2])
             await writer.drain()
             await asyncio.sleep(0.02)
-            heard.client = "unsent"
+            report.client = "unsent"
             self.hang_up()
             return
         writer.write(head.encode() + body)
         if call.kind == "leaves" and not call.streams:
-            while call.name not in self.engine.ledger:  # noqa: ASYNC110 (the ledger has no bell)
+            while call.name not in self.engine.ledger:  # noqa: ASYNC110 (the ledger cannot notify)
                 await asyncio.sleep(0.02)
-            heard.client = "left"
+            report.client = "left"
             self.hang_up(reset=_tails(call))
             return
         lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")
-        heard.status = int(lines[0].split(" ")[1])
+        report.status = int(lines[0].split(" ")[1])
         headers = dict(line.split(": ", 1) for line in lines[1:] if line)
         if "transfer-encoding" in headers:
-            await self._stream(call, heard, reader)
+            await self._stream(call, report, reader)
         else:
             data = await reader.readexactly(int(headers["content-length"]))
-            self._whole(call, heard, data)
+            self._whole(call, report, data)
         if headers.get("connection") == "close":
             self.hang_up()
 
-    async def _stream(self, call: Call, heard: Heard, reader: asyncio.StreamReader) -> None:
+    async def _stream(self, call: Call, report: ClientReport, reader: asyncio.StreamReader) -> None:
         dialect = DIALECTS[call.dialect]
         data = bytearray()
         leave_at = call.kind == "leaves" and word(sampled_ids(call.name, call.tokens)[max(1, call.tokens // 2) - 1])
         while size := int(await reader.readuntil(b"\r\n"), 16):
             data += (await reader.readexactly(size + 2))[:-2]
-            heard.ended = heard.ended or dialect.end in data[-size - len(dialect.end) :]
+            report.finished = report.finished or dialect.end in data[-size - len(dialect.end) :]
             if leave_at and f'"{leave_at}"'.encode() in data:
-                heard.client = "left"
+                report.client = "left"
                 self.hang_up(reset=_tails(call))
                 return
         await reader.readexactly(2)
         text, failed = stream_text(dialect, bytes(data))
-        heard.client = "failed" if failed else "answered"
-        if not failed and not heard.ended:
-            heard.wrong = "the stream ended well without its end"
+        report.client = "failed" if failed else "answered"
+        if not failed and not report.finished:
+            report.wrong = "the stream ended well without its end"
         if not failed and text != _expected(call):
-            heard.wrong = f"the text is another: {text[:80]!r}"
+            report.wrong = f"the text is not what was sampled: {text[:80]!r}"
 
-    def _whole(self, call: Call, heard: Heard, data: bytes) -> None:
+    def _whole(self, call: Call, report: ClientReport, data: bytes) -> None:
         try:
             body = json.loads(data)
         except ValueError:
-            heard.wrong = f"status {heard.status} with what is no JSON: {data[:80]!r}"
+            report.wrong = f"status {report.status} with what is no JSON: {data[:80]!r}"
             return
-        heard.client = "answered" if heard.status == 200 else "status"
-        heard.ended = heard.status == 200
-        if heard.status == 200 and DIALECTS[call.dialect].whole_text(body) != _expected(call):
-            heard.wrong = f"the text is another: {data[:200]!r}"
-        elif heard.status != 200 and not body["error"]["message"]:
-            heard.wrong = "an error without a sentence"
+        report.client = "answered" if report.status == 200 else "status"
+        report.finished = report.status == 200
+        if report.status == 200 and DIALECTS[call.dialect].whole_text(body) != _expected(call):
+            report.wrong = f"the text is not what was sampled: {data[:200]!r}"
+        elif report.status != 200 and not body["error"]["message"]:
+            report.wrong = "an error without a sentence"
 
 
 def _expected(call: Call) -> str:
@@ -139,5 +139,5 @@ def _expected(call: Call) -> str:
 
 
 def _tails(call: Call) -> bool:
-    """Half of those who leave reset their connection, half close it."""
+    """Half of the clients that leave reset their connection, half close it."""
     return random.Random(call.name).random() < 0.5

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from benchmarks.endurance.calls import DIALECTS, Call
-from benchmarks.endurance.client import Agent, Heard
+from benchmarks.endurance.client import Agent, ClientReport
 from benchmarks.endurance.engine import Engine
 from benchmarks.endurance.ledger import Books
 from benchmarks.endurance.server import ProxyProcess
@@ -29,7 +29,7 @@ class Crowd:
     def __init__(self, engine: Engine, out: Path, agents: int = AGENTS, seed: int = 6) -> None:
         self.engine = engine
         self.out = out
-        self.heard: list[Heard] = []
+        self.reports: list[ClientReport] = []
         self.names = [f"c{number}" for number in range(agents)]
         self._made = dict.fromkeys(self.names, 0)
         self._dice = random.Random(seed)
@@ -57,9 +57,9 @@ class Crowd:
     async def _agent(self, name: str, port: int) -> None:
         agent = Agent(port, "none", self.engine, f"/s/{name}")
         while not self._over.is_set():
-            heard = await agent.make(self._call(name))
-            self.heard.append(heard)
-            if heard.client == "cut":
+            report = await agent.make(self._call(name))
+            self.reports.append(report)
+            if report.client == "cut":
                 try:
                     _, writer = await asyncio.open_connection("127.0.0.1", port)
                     writer.close()
@@ -87,7 +87,7 @@ def lines(crowd: Crowd) -> Iterator[Line]:
 
 def served(engine: Engine) -> int:
     """Calls that it answered whole."""
-    return sum(one.whole for one in engine.ledger.values())
+    return sum(report.whole for report in engine.ledger.values())
 
 
 def agree(books: Books) -> None:
@@ -101,4 +101,4 @@ def must(holds: bool, what: str) -> None:
 
 
 def no_traceback(proxy: ProxyProcess) -> None:
-    must("Traceback" not in proxy.said(), f"the proxy's log has a traceback: {proxy.said()[-3000:]}")
+    must("Traceback" not in proxy.log_text(), f"the proxy's log has a traceback: {proxy.log_text()[-3000:]}")

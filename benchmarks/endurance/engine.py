@@ -1,6 +1,6 @@
-"""An engine that keeps a ledger and misbehaves as it is told: vLLM 0.32's answers, and everything that ends them early.
+"""An engine that keeps a ledger and misbehaves as calls ask: vLLM 0.32's answers, and all that ends them early.
 
-A double of an engine's HTTP side; the real engines stand in `tests/proxy/test_real_engine.py` and `tests/live`.
+A double of an engine's HTTP side; the real engines are in `tests/proxy/test_real_engine.py` and `tests/live`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from benchmarks.endurance.calls import KINDS, logprob, named, prompt_ids, sampled_ids, word
 
-#: An engine that is told nothing more of a client gives up after this many seconds.
+#: Seconds after which the engine gives up on a client that it hears nothing more of.
 PATIENCE = 60.0
 HUGE = 8 << 20
 
@@ -161,16 +161,16 @@ class Turn:
         return lines + self._event([choice], prompt_token_ids=prompt_ids(self.name) if self.wants_ids else None)
 
     def token(self, place: int, text: str | None = None) -> bytes:
-        one = self.ids[place]
+        token_id = self.ids[place]
         last = place == len(self.ids) - 1
         choice: dict[str, Any] = {"index": 0, "finish_reason": "stop" if last else None}
-        choice["logprobs"] = self._logprobs([one])
-        choice["token_ids"] = [one] if self.wants_ids else None
-        said = word(one) if text is None else text
+        choice["logprobs"] = self._logprobs([token_id])
+        choice["token_ids"] = [token_id] if self.wants_ids else None
+        content = word(token_id) if text is None else text
         if self.chat:
-            choice["delta"] = {"content": said}
+            choice["delta"] = {"content": content}
         else:
-            choice["text"] = said
+            choice["text"] = content
             choice["prompt_token_ids"] = prompt_ids(self.name) if self.wants_ids and place == 0 else None
         self.served.sent += 1
         return self._event([choice])

@@ -1,4 +1,4 @@
-"""Three books of the same calls, the clients', the engine's and the journals': every call must stand in each alike."""
+"""Three records of the same calls, the clients', the engine's and the journals': they must agree on every call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.endurance.calls import DIALECTS, KINDS, Call, logprob, named, prompt_ids, sampled_ids
-from benchmarks.endurance.client import Heard
+from benchmarks.endurance.client import ClientReport
 from benchmarks.endurance.engine import Served
 from capture.journal.call import Call as Line
 from capture.journal.journal import JournalReader
@@ -16,7 +16,7 @@ from capture.journal.journal import JournalReader
 
 @dataclass
 class Books:
-    """What was found; `disagreements` are sentences, empty where every book says the same."""
+    """What was found; `disagreements` are sentences, empty where all records agree."""
 
     calls: int = 0
     lines: int = 0
@@ -31,37 +31,37 @@ class Books:
 
 
 def reconcile(
-    heard: Iterable[Heard],
+    reports: Iterable[ClientReport],
     served: dict[str, Served],
     journals: Iterable[tuple[str, Path]],
     *,
-    excused: Callable[[Heard], bool] = lambda one: False,
+    excused: Callable[[ClientReport], bool] = lambda report: False,
     torn: int = 0,
 ) -> Books:
-    """Holds each client's call to the engine's book and to its own session's journal, and both to what must be.
+    """Compares each client's call with the engine's ledger and its own session's journal, and all with what must be.
 
-    `journals` are `(session, path)`; a call is `SESSION.NUMBER` and must stand in that session's journal alone. Of a
-    call that is `excused`, because something was broken under it, a journal may say anything that is true, or nothing.
-    `torn` lines a journal may be no calls.
+    `journals` are `(session, path)`; a call is `SESSION.NUMBER` and must be in that session's journal alone. Of a
+    call that is `excused`, because something was broken during it, a journal may say anything that is true, or nothing.
+    Up to `torn` lines per journal may be no calls.
     """
     books = Books()
     lines = _lines(journals, books, torn)
     left = dict(served)
-    for one in heard:
+    for report in reports:
         books.calls += 1
-        books.by_kind[one.call.kind] += 1
-        found, did = lines.pop(one.call.name, []), left.pop(one.call.name, None)
-        if excused(one):
+        books.by_kind[report.call.kind] += 1
+        found, did = lines.pop(report.call.name, []), left.pop(report.call.name, None)
+        if excused(report):
             books.excused += 1
-            _true(one.call, found, books)
+            _true(report.call, found, books)
             continue
-        _client(one, books)
-        _engine(one.call, did, books)
-        _journal(one.call, found, did, books)
+        _client(report, books)
+        _engine(report.call, did, books)
+        _journal(report.call, found, did, books)
     for name in left:
         books.disagreements.append(f"{name}: the engine served a call that no client made")
     for name in lines:
-        books.disagreements.append(f"{name}: a journal holds a call that no client made")
+        books.disagreements.append(f"{name}: a journal has a call that no client made")
     return books
 
 
@@ -76,10 +76,10 @@ def _lines(journals: Iterable[tuple[str, Path]], books: Books, torn: int) -> dic
             numbers.append(line.number)
             found = named(line.raw)
             if found is None:
-                books.disagreements.append(f"{path}, line {line.line + 1}: a call that nobody named")
+                books.disagreements.append(f"{path}, line {line.line + 1}: a call without a name")
                 continue
             if not found[0].startswith(f"{session}."):
-                books.disagreements.append(f"{found[0]}: stands in the journal of session {session}")
+                books.disagreements.append(f"{found[0]}: is in the journal of session {session}")
             lines.setdefault(found[0], []).append(line)
         if len(set(numbers)) != len(numbers):
             books.disagreements.append(f"{path}: two calls have one number")
@@ -90,7 +90,7 @@ def _lines(journals: Iterable[tuple[str, Path]], books: Books, torn: int) -> dic
 
 
 def _true(call: Call, lines: list[Line], books: Books) -> None:
-    """What a journal says of a call that something happened to: no more than was sampled, complete only if it is."""
+    """What a journal says of an excused call: no more than was sampled, complete only if it is."""
     if len(lines) > 1:
         books.disagreements.append(f"{_what(call)}: {len(lines)} lines of one call")
     for line in lines:
@@ -106,17 +106,17 @@ def _ids(line: Line) -> list[int]:
     return next((choice.token_ids.tolist() for choice in choices if choice.token_ids), [])
 
 
-def _client(heard: Heard, books: Books) -> None:
-    call, must = heard.call, heard.call.seen
+def _client(report: ClientReport, books: Books) -> None:
+    call, must = report.call, report.call.seen
     dialect = DIALECTS[call.dialect]
     client = dialect.cut if must.client == "cut" else must.client
     status = dialect.statuses.get(must.status, must.status)
-    if heard.wrong is not None:
-        books.disagreements.append(f"{_what(call)}: {heard.wrong}")
-    elif heard.client != client:
-        books.disagreements.append(f"{_what(call)}: the client saw {heard.client} ({heard.status}), not {client}")
-    elif heard.status != status:
-        books.disagreements.append(f"{_what(call)}: the client saw status {heard.status}, not {status}")
+    if report.wrong is not None:
+        books.disagreements.append(f"{_what(call)}: {report.wrong}")
+    elif report.client != client:
+        books.disagreements.append(f"{_what(call)}: the client saw {report.client} ({report.status}), not {client}")
+    elif report.status != status:
+        books.disagreements.append(f"{_what(call)}: the client saw status {report.status}, not {status}")
 
 
 def _engine(call: Call, served: Served | None, books: Books) -> None:
@@ -135,7 +135,7 @@ def _engine(call: Call, served: Served | None, books: Books) -> None:
     if call.seen.client == "answered" and not (served.whole and served.sent == call.tokens):
         books.disagreements.append(f"{_what(call)}: the engine sent {served.sent} of {call.tokens} tokens")
     if call.kind in ("leaves", "stall", "mute") and not served.told_to_stop:
-        books.disagreements.append(f"{_what(call)}: the engine was not told to stop")
+        books.disagreements.append(f"{_what(call)}: the engine was not stopped")
 
 
 def _journal(call: Call, lines: list[Line], served: Served | None, books: Books) -> None:
@@ -164,14 +164,14 @@ def _journal(call: Call, lines: list[Line], served: Served | None, books: Books)
     if capture.complete != (must.ids == "all"):
         books.disagreements.append(f"{_what(call)}: complete is {capture.complete}; {capture.unavailable}")
     ids = _ids(line)
-    held = [choice for choice in capture.completions if choice.token_ids]
+    choices = [choice for choice in capture.completions if choice.token_ids]
     books.ids += len(ids)
     most = {"all": call.tokens, "sampled": served.sent if served else 0, "some": call.tokens, "none": 0}[must.ids]
     if len(ids) != most and not (must.ids == "some" and len(ids) <= most):
         books.disagreements.append(f"{_what(call)}: {len(ids)} ids recorded, {most} sampled")
     elif ids != sampled_ids(call.name, call.tokens)[: len(ids)]:
         books.disagreements.append(f"{_what(call)}: ids of another call")
-    elif held and list(held[0].logprobs or ()) != [logprob(token_id) for token_id in ids]:
+    elif choices and list(choices[0].logprobs or ()) != [logprob(token_id) for token_id in ids]:
         books.disagreements.append(f"{_what(call)}: logprobs of other tokens")
     prompt = capture.prompt_token_ids
     if (must.ids == "all" or ids) and (prompt is None or prompt.tolist() != prompt_ids(call.name)):
@@ -183,6 +183,6 @@ def _what(call: Call) -> str:
 
 
 def table(books: Books) -> str:
-    """How often each thing happened, a line each."""
+    """How often each kind of call was made, one line per kind."""
     rows = [f"  {name:<11}{books.by_kind[name]:>9,}" for name in KINDS if books.by_kind[name]]
     return "\n".join(rows)

@@ -1,4 +1,4 @@
-"""The proxy under test, a process of its own: started, asked by its admin routes, weighed from outside, ended."""
+"""The proxy under test, a process of its own: started, asked by its admin routes, measured from outside, stopped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Opened(NamedTuple):
 
 
 class ProxyProcess:
-    """`python -m proxy` in front of `upstream`; everything it says goes to the file `log`."""
+    """`python -m proxy` in front of `upstream`; its stderr goes to the file `log`."""
 
     def __init__(
         self, upstream: str, out: Path, *options: str, env: dict[str, str] | None = None, port: int = 0
@@ -56,11 +56,11 @@ class ProxyProcess:
         async with asyncio.timeout(60):
             while not self.admin_port:
                 if self.process.poll() is not None:
-                    raise RuntimeError(f"the proxy did not start: {self.said()}")
-                said = self.said()
-                for port, others in re.findall(r"agents: http://127\.0\.0\.1:(\d+)/v1(?: .*on ports ([\d, ]+))?", said):
+                    raise RuntimeError(f"the proxy did not start: {self.log_text()}")
+                log = self.log_text()
+                for port, others in re.findall(r"agents: http://127\.0\.0\.1:(\d+)/v1(?: .*on ports ([\d, ]+))?", log):
                     self.ports = [int(number) for number in (others or port).split(", ")]
-                for port in re.findall(r"admin: http://127\.0\.0\.1:(\d+)", said):
+                for port in re.findall(r"admin: http://127\.0\.0\.1:(\d+)", log):
                     self.admin_port = int(port)
                 await asyncio.sleep(0.02)
         return self
@@ -69,7 +69,7 @@ class ProxyProcess:
         if self.process.poll() is None:
             await self.stop()
 
-    def said(self) -> str:
+    def log_text(self) -> str:
         """What this process wrote to stderr."""
         with self.log.open("rb") as log:
             log.seek(self._began)
@@ -105,10 +105,10 @@ class ProxyProcess:
 
     async def open(self, name: str, journal: Path) -> Opened:
         """A new session."""
-        status, said = await self.admin("POST", "/sessions", {"name": name, "journal": str(journal)})
+        status, answer = await self.admin("POST", "/sessions", {"name": name, "journal": str(journal)})
         if status != 201:
-            raise RuntimeError(f"no session {name}: HTTP {status} {said!r}")
-        fields = json.loads(said)
+            raise RuntimeError(f"no session {name}: HTTP {status} {answer!r}")
+        fields = json.loads(answer)
         port = urlsplit(fields["base_url"]).port
         assert port is not None
         return Opened(fields["session"], fields["api_key"], port)
@@ -118,17 +118,17 @@ class ProxyProcess:
         return self.ports[Placement(0, tuple(self.ports)).of_name(name)]
 
     async def close(self, session: str) -> dict[str, Any]:
-        """The last state of a session that is closed now."""
-        status, said = await self.admin("DELETE", f"/sessions/{session}")
+        """Closes a session; returns its last state."""
+        status, answer = await self.admin("DELETE", f"/sessions/{session}")
         if status != 200:
-            raise RuntimeError(f"session {session} is not closed: HTTP {status} {said!r}")
-        state: dict[str, Any] = json.loads(said)
+            raise RuntimeError(f"session {session} is not closed: HTTP {status} {answer!r}")
+        state: dict[str, Any] = json.loads(answer)
         return state
 
     async def metrics(self) -> dict[str, float]:
         """Every figure of `GET /metrics`, under its name with its labels."""
-        _, said = await self.admin("GET", "/metrics")
-        rows = [line.rsplit(" ", 1) for line in said.decode().splitlines() if line and not line.startswith("#")]
+        _, answer = await self.admin("GET", "/metrics")
+        rows = [line.rsplit(" ", 1) for line in answer.decode().splitlines() if line and not line.startswith("#")]
         return {name: float(value) for name, value in rows}
 
     def workers(self) -> list[int]:
@@ -136,7 +136,7 @@ class ProxyProcess:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return sorted(map(int, children))
 
-    # weighed from outside
+    # measured from outside
 
     def memory(self) -> int:
         """Resident bytes that belong to this process alone."""
