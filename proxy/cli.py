@@ -49,7 +49,8 @@ def proxy(**options: Any) -> None:
 
 def _signature() -> inspect.Signature:
     """An option and its environment variable for each setting that has a help text."""
-    kinds = get_type_hints(Settings) | {"upstream": list[str] | None, "sampling": str | None}
+    kinds = get_type_hints(Settings) | {"sampling": str | None}
+    kinds |= {name: list[str] | None for name, kind in kinds.items() if kind == list[str]}
     return inspect.Signature(
         [
             inspect.Parameter(
@@ -74,7 +75,8 @@ app.command("proxy")(proxy)
 def read_settings(options: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
     """The settings of the command's options and the two variables for capture. Raises `SettingsError`."""
     given = {name: value for name, value in options.items() if value not in (None, "")}
-    given["upstream"] = [url for word in given.get("upstream", ()) for url in word.replace(",", " ").split()]
+    for name in ("upstream", "forward_header"):  # several words of one variable, or several options
+        given[name] = [item for word in given.get(name, ()) for item in word.replace(",", " ").split()]
     given["sampling"] = read_sampling([given["sampling"]] if "sampling" in given else [])
     return Settings(**given, capture=read_capture(environ, default=True), top_logprobs=read_top_logprobs(environ))
 

@@ -21,6 +21,11 @@ from capture.token_in.bridge import MODES, MODES_HELP
 from proxy.errors import SettingsError
 from proxy.http.limits import Limits
 
+#: Headers of one connection, and those with which the proxy frames, encodes and authorizes its own requests.
+NEVER_FORWARDED = frozenset(
+    "host connection keep-alive proxy-connection transfer-encoding te trailer upgrade content-length content-encoding "
+    "content-type accept-encoding expect authorization proxy-authorization cookie".split()
+)
 ENGINES = ("auto", *ENGINE_NAMES)
 
 
@@ -154,6 +159,11 @@ class Settings(SessionOptions):
         1024,
         "Memory for what all sessions remember of their calls (last prompts, token-in, previous_response_id), in MiB.",
     )
+    #: Beyond those of `proxy.calls.forwarded_headers.ALLOWED`.
+    forward_header: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Also send this header of the agent's on to the engine. Repeat for each.", "default": None},
+    )
     max_body_mb: int = option(256, "Larger request bodies get 413.")
     connect_timeout: float = option(10.0, "Seconds to reach the engine.")
     #: An answer that does not stream comes only when all of it is sampled.
@@ -198,6 +208,8 @@ class Settings(SessionOptions):
             )
         for key in (self.key, self.admin_key):
             check_key(key)
+        for name in self.forward_header:
+            check_forwarded(name)
         if not 1 <= self.workers <= 64:
             raise SettingsError("--workers must be between 1 and 64")
         if self.max_body_mb <= 0:
@@ -222,6 +234,13 @@ def check_top_logprobs(number: int | None) -> None:
 def check_key(key: str | None) -> None:
     if key is not None and not re.fullmatch(r"[!-~]+", key):
         raise SettingsError("a key must be printable ASCII without spaces")
+
+
+def check_forwarded(name: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name):
+        raise SettingsError(f"--forward-header {name!r} is no header's name")
+    if name.lower() in NEVER_FORWARDED:
+        raise SettingsError(f"--forward-header {name}: the proxy sets this header itself; leave it out")
 
 
 def is_loopback(host: str) -> bool:

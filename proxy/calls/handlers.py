@@ -35,8 +35,9 @@ class Endpoint:
     async def __call__(self, agent: ClientRequest) -> None:
         session: Session | None = None
         try:
-            session = self.sessions.authorize(agent.headers, agent.session)
-            await self.answer(agent, session)
+            # A GET has no effects: a page of another site can make one. The session of its address need not be open.
+            session = self.sessions.authorize(agent.headers, agent.session, may_open=agent.method == "POST")
+            await (self.answer_unopened(agent) if session is None else self.answer(agent, session))
         except Refusal as refusal:
             refuse(agent, session, refusal, self.dialect)
         except AgentLeft:
@@ -51,6 +52,10 @@ class Endpoint:
                 refuse(agent, session, Refusal(500, FAILED), self.dialect)
 
     async def answer(self, agent: ClientRequest, session: Session) -> None:
+        raise NotImplementedError
+
+    async def answer_unopened(self, agent: ClientRequest) -> None:
+        """For a GET at the address of a session that no call has opened yet."""
         raise NotImplementedError
 
 

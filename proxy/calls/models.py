@@ -5,39 +5,70 @@ Neither is a call of the model, and neither is recorded.
 
 from __future__ import annotations
 
-from urllib.parse import quote
+from typing import Any
 
 import orjson
 
 from proxy.calls.call import REDIRECTED
+from proxy.calls.forwarded_headers import allowed_names, forwarded
 from proxy.calls.handlers import Endpoint
+from proxy.calls.reply_bytes import loads, one_line
 from proxy.calls.request_body import Request
 from proxy.dialects.base import Dialect
 from proxy.errors import Refusal, UpstreamError
 from proxy.http.client_request import ClientRequest, reply_headers
-from proxy.http.headers import JSON_HEADERS
+from proxy.http.headers import JSON_HEADERS, Headers
 from proxy.sessions.registry import Session, Sessions
 from proxy.settings import Settings
 from proxy.upstream.replicas import Replica
 
+MODELS = "/v1/models"
+
 
 class Models(Endpoint):
-    """`GET /v1/models`, from the session's engine."""
+    """`GET /v1/models` from the session's engine, and `GET /v1/models/NAME`, one of them."""
+
+    def __init__(self, sessions: Sessions, settings: Settings) -> None:
+        super().__init__(sessions)
+        self._allowed = allowed_names(settings.forward_header)
 
     async def answer(self, agent: ClientRequest, session: Session) -> None:
-        replica = _up(session)
-        headers = replica.auth([*agent.upstream_headers(), (b"accept-encoding", b"identity")])
+        await self._answer(agent, _up(session), session.options.model)
+
+    async def answer_unopened(self, agent: ClientRequest) -> None:
+        assert self.sessions.defaults is not None  # else the address opens no sessions
+        replica = self.sessions.defaults.replicas.any_up()
+        await self._answer(agent, replica, self.sessions.defaults.options.model)
+
+    async def _answer(self, agent: ClientRequest, replica: Replica, served: str | None) -> None:
+        name = agent.path.removeprefix(MODELS).removeprefix("/")
         try:
-            response = await replica.client.send("GET", _models_path(agent.path), headers, b"")
-            try:
-                data = await response.read()
-            finally:
-                response.close()
+            status, headers, data = await self._list(agent, replica)
         except UpstreamError as error:
             raise Refusal(502, str(error)) from error
-        if 300 <= response.status < 400:
+        if 300 <= status < 400:
             raise Refusal(502, REDIRECTED)
-        agent.answer(response.status, reply_headers(response.headers, replica.scrub), replica.scrub(data))
+        if name and status == 200:
+            data = orjson.dumps(_model(loads(data), served or name))
+        agent.answer(status, headers, data)
+
+    async def _list(self, agent: ClientRequest, replica: Replica) -> tuple[int, Headers, bytes]:
+        headers = [*forwarded(agent.headers, self._allowed), (b"accept-encoding", b"identity")]
+        response = await replica.client.send("GET", MODELS, replica.auth(headers), b"")
+        try:
+            data = replica.scrub(await response.read())
+        finally:
+            response.close()
+        return response.status, reply_headers(response.headers, replica.scrub), data
+
+
+def _model(models: Any, name: str) -> dict[str, Any]:
+    """The entry of one model in the engine's list. Raises `Refusal` (404)."""
+    rows = models.get("data") if isinstance(models, dict) else None
+    for row in rows if isinstance(rows, list) else ():
+        if isinstance(row, dict) and row.get("id") == name:
+            return row
+    raise Refusal(404, f"the engine serves no model {one_line(name)!r}; GET {MODELS} lists those it serves")
 
 
 class CountTokens(Endpoint):
@@ -75,10 +106,3 @@ def _up(session: Session) -> Replica:
     if replica is None:
         raise Refusal(502, "the engine cannot be reached; is it up?")
     return replica
-
-
-def _models_path(path: str) -> str:
-    """The path as it goes on: what stands in a model's name is escaped, and leads nowhere but to models."""
-    if any(part in (".", "..") for part in path.split("/")):
-        raise Refusal(404, f"{path} is not served here")
-    return quote(path, safe="/:@!$&'()*+,;=~")

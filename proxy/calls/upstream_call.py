@@ -12,6 +12,7 @@ from capture.engines.request import CaptureOptions, UpstreamRequest
 from capture.record import TokenCapture
 from proxy.admin.metrics import Metrics
 from proxy.calls.facts import Facts
+from proxy.calls.forwarded_headers import forwarded
 from proxy.calls.reply_bytes import loads, refusal_text
 from proxy.calls.request_body import Request
 from proxy.errors import UpstreamError, UpstreamUnreachable
@@ -43,6 +44,8 @@ class Route:
     path: str
     settings: Settings
     metrics: Metrics
+    #: Names of the agent's headers that go on.
+    forwarded: frozenset[bytes]
 
 
 class UpstreamCall:
@@ -160,7 +163,7 @@ class UpstreamCall:
             engine.set_prompt_ids(self.ask.body, self.plan.prompt)
         body = request.dump(self.ask.body)
         headers = [
-            *self.agent.upstream_headers(),
+            *forwarded(self.agent.headers, self.route.forwarded),
             (b"accept-encoding", b"identity"),
             *((name.encode(), value.encode()) for name, value in self.ask.headers.items()),
         ]

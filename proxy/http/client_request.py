@@ -14,15 +14,6 @@ from proxy.http.decompress import CODINGS, DecompressError, Decompressor, decomp
 from proxy.http.headers import Headers
 from proxy.http.limits import Limits
 
-#: Headers of one connection only, and those that we set ourselves.
-_NOT_UPSTREAM = frozenset(
-    b"host connection keep-alive proxy-connection transfer-encoding te trailer upgrade content-length content-encoding "
-    b"content-type accept-encoding expect authorization x-api-key x-goog-api-key proxy-authorization cookie "
-    b"x-forwarded-for x-forwarded-host x-forwarded-proto forwarded".split()
-    # Gateways in front of an engine may take these for the way to another route, with the engine's key on it.
-    + b"x-forwarded-prefix x-forwarded-uri x-forwarded-method x-forwarded-server x-forwarded-port x-real-ip "
-    b"x-original-url x-rewrite-url x-http-method-override x-http-method x-method-override".split()
-)
 _NOT_TO_AGENT = frozenset(
     b"connection keep-alive proxy-connection transfer-encoding te trailer upgrade content-length content-encoding "
     b"set-cookie alt-svc location content-location refresh".split()  # the last three name the engine's address
@@ -190,16 +181,6 @@ class ClientRequest:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-    # what goes on to the engine
-
-    def upstream_headers(self) -> Headers:
-        """What of the agent's headers goes on to the engine: all but keys, cookies and those of one connection."""
-        dropped = _NOT_UPSTREAM
-        for name, value in self.headers:
-            if name == b"connection" and value not in (b"keep-alive", b"close"):  # it names others of this connection
-                dropped = dropped.union(one.strip() for one in value.lower().split(b","))
-        return [(name, value) for name, value in self.headers if name not in dropped]
 
     def watched(self) -> Watch:
         """Within this block, a client that disconnects raises `AgentLeft`, wherever the block waits."""

@@ -9,12 +9,16 @@ from urllib.parse import unquote
 import httptools
 
 _SESSION = re.compile(r"/s/([^/]+)(/.*|$)", re.DOTALL)
+#: A template such as `/s/{name}/v1` without its name; the doubled slash must not make a session of `v1`.
+_NAMELESS = re.compile(r"/+s(/*$|/{2,}|/v1(?:/|$))")
 _DOUBLED = re.compile(r"^(?:/v1)+(?=/v1)")
 _FORGIVEN = ("/chat/completions", "/completions", "/models", "/messages", "/responses")
 
 
 class Target(NamedTuple):
-    """`session` is the name in `/s/<session>/v1/…`, `path` what is behind it, as the routes have it."""
+    """`session` is the name in `/s/<session>/v1/…`, empty where none is there; `path` what is behind it, as the routes
+    have it.
+    """
 
     session: str | None
     path: str
@@ -30,7 +34,10 @@ def parse_target(target: bytes) -> Target | None:
     if url.path is None:
         return None
     session = None
-    path = re.sub(r"/{2,}", "/", unquote(url.path.decode("latin-1")))
+    given = unquote(url.path.decode("latin-1"))
+    path = re.sub(r"/{2,}", "/", given)
+    if _NAMELESS.match(given):
+        return Target("", path, url.query or b"")
     named = _SESSION.match(path)
     if named:
         session, path = named[1], named[2]

@@ -31,6 +31,10 @@ def digest(key: str) -> bytes:
 def from_a_page(headers: list[tuple[bytes, bytes]]) -> bool:
     """Whether a browser sends this for a page that is not of this machine: any site could, also by a name of its own
     that leads here, and an open proxy asks for no key. Editors' own windows have other schemes."""
+    if any(name == b"sec-fetch-site" and value == b"cross-site" for name, value in headers) and not any(
+        name == b"origin" for name, _ in headers
+    ):
+        return True  # an image or a link: a browser names no origin for those
     origin = next((value.decode("latin-1") for name, value in headers if name == b"origin"), None)
     if origin is None or not origin.startswith(("http:", "https:", "null")):
         return False

@@ -20,6 +20,7 @@ from capture.errors import JournalError
 from capture.journal.journal import JournalWriter
 from capture.journal.layout import JOURNAL
 from proxy.errors import NoSuchSession, Refusal, SessionError
+from proxy.http.headers import Headers
 from proxy.runtime.lru import MemoryBudget
 from proxy.sessions.keys import KEY, digest, from_a_page, keys
 from proxy.sessions.placement import Placement
@@ -164,8 +165,10 @@ class Sessions:
         self.complete_calls += session.tally.complete_calls
         self.unrecorded += session.tally.unrecorded
 
-    def authorize(self, headers: list[tuple[bytes, bytes]], path_name: str | None) -> Session:
-        """The session a call belongs to, by its key or, in open mode, by the name in its path.
+    def authorize(self, headers: Headers, path_name: str | None, *, may_open: bool = True) -> Session | None:
+        """The session a request belongs to, by its key or, in open mode, by the name in its path.
+
+        In open mode the first call to an address opens the session that it names; None where the request may not.
 
         Raises `Refusal`: 401, or 421 with its address for a session that lives in another worker.
 
@@ -190,7 +193,7 @@ class Sessions:
             if path_name is None or not self._has(path_name):
                 self._placement.refuse_others(self._placement.of_name(path_name), headers, path_name)
             if path_name is not None:
-                return self._named(path_name)
+                return self._named(path_name, may_open)
         raise Refusal(401, "no session has this API key; use the key the session was opened with")
 
     def _has(self, named: str) -> bool:
@@ -198,12 +201,13 @@ class Sessions:
 
     # sessions that an address makes
 
-    def _named(self, name: str) -> Session:
-        """In open mode `/s/<name>/v1` makes the session it names: one address a rollout is all it takes."""
-        try:
-            session = self.get(name)
-        except NoSuchSession:
-            session = self._made(name)
+    def _named(self, name: str, may_open: bool) -> Session | None:
+        """In open mode `/s/<name>/v1` opens the session it names: one address per rollout is all it takes."""
+        if not self._has(name):
+            if not may_open and self.defaults is not None and NAME.fullmatch(name):
+                return None
+            return self._made(name)
+        session = self.get(name)
         session.touch()
         return session
 

@@ -206,6 +206,10 @@ class Replicas:
                 chosen.sessions += 1
         return chosen
 
+    def any_up(self) -> Replica:
+        """One that is up, if any, for a question that belongs to no session."""
+        return next((replica for replica in self.all if not replica.down), self.all[0])
+
     def failed(self, replica: Replica) -> None:
         replica.is_down()
 

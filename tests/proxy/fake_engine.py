@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -40,9 +40,12 @@ class FakeEngine:
     A connection on which nothing comes for `keep` seconds is closed, as Uvicorn does after 5.
     """
 
-    def __init__(self, *answers: Answer, engine: str = "vllm", keep: float | None = None) -> None:
+    def __init__(
+        self, *answers: Answer, engine: str = "vllm", keep: float | None = None, models: Sequence[str] = ("my-policy",)
+    ) -> None:
         self.answers = list(answers)
         self.engine = engine
+        self.models = models
         self.keep = keep
         self.seen: list[Seen] = []
         self.connections = 0
@@ -116,7 +119,8 @@ class FakeEngine:
         known = {"vllm": {"/version": {"version": "0.32.0"}}, "sglang": {"/get_model_info": {"model_path": "m"}}}
         body = known.get(self.engine, {}).get(path)
         if path.startswith("/v1/models"):
-            body = {"object": "list", "data": [{"id": "my-policy", "object": "model", "owned_by": self.engine}]}
+            rows = [{"id": name, "object": "model", "owned_by": self.engine} for name in self.models]
+            body = {"object": "list", "data": rows}
         return whole(404, {"detail": "Not Found"}) if body is None else whole(200, body)
 
 

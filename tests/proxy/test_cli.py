@@ -40,7 +40,8 @@ OPTIONS: dict[str, tuple[str, str, Any]] = {
     "--admin-key": ("sk-3", "admin_key", "sk-3"), "--max-body-mb": ("7", "max_body_mb", 7),
     "--session-idle": ("0.5", "session_idle", 0.5), "--history-mb": ("9", "history_mb", 9),
     "--connect-timeout": ("1.5", "connect_timeout", 1.5), "--first-byte-timeout": ("2.5", "first_byte_timeout", 2.5),
-    "--idle-timeout": ("3.5", "idle_timeout", 3.5), "--grace": ("4.5", "grace", 4.5), "--workers": ("3", "workers", 3),
+    "--idle-timeout": ("3.5", "idle_timeout", 3.5), "--grace": ("4.5", "grace", 4.5),
+    "--forward-header": ("x-a,x-b", "forward_header", ["x-a", "x-b"]), "--workers": ("3", "workers", 3),
 }  # fmt: skip
 FLAGS = {"--probe": "--no-probe", "--buffered": "--buffered", "--fsync": "--fsync"}
 
@@ -125,6 +126,8 @@ UP = ("--upstream", "http://127.0.0.1:1/v1")
         ((*UP, "--max-body-mb", "0"), {}, "--max-body-mb"),
         ((*UP, "--idle-timeout", "0"), {}, "--idle-timeout"),
         ((*UP, "--grace", "nan"), {}, "--grace"),
+        ((*UP, "--forward-header", "x y:z"), {}, "--forward-header 'y:z' is no header's name"),
+        ((*UP, "--forward-header", "Authorization"), {}, "sets this header itself"),
         (UP, {"BENCHFLOW_CAPTURE_TOKEN_LOGPROBS": "maybe"}, "must be 1 or 0"),
         (UP, {"BENCHFLOW_CAPTURE_TOP_LOGPROBS": "²"}, "must be a whole number"),
         (UP, {"BENCHFLOW_CAPTURE_TOP_LOGPROBS": "9999"}, "BENCHFLOW_CAPTURE_TOP_LOGPROBS must be between"),

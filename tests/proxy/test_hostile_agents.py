@@ -140,32 +140,20 @@ async def test_no_path_leads_beyond_the_model_routes(started: Started, tmp_path:
     async with FakeEngine(replays(PLAIN)) as engine, started(engine.url) as bench:
         got = await exchange(bench.proxy.port, f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
     assert statuses(got) == [404]
-    assert engine.seen == []
+    assert {seen.path for seen in engine.seen} <= {"/v1/models"}
     assert [path.name for path in (tmp_path / "captures").iterdir()] == ["default"]
 
 
 @pytest.mark.parametrize(
-    ("path", "sent"),
-    [
-        ("/v1/models/x%20HTTP/1.1%0dx-y:%20z", "/v1/models/x%20HTTP/1.1%0Dx-y:%20z"),
-        ("/v1/models/org%2fname%3fa=b%23c", "/v1/models/org/name%3Fa=b%23c"),
-        ("/v1/models/caf%C3%A9", "/v1/models/caf%C3%A9"),
-    ],
+    "path",
+    ["/v1/models/x%20HTTP/1.1%0dx-y:%20z", "/v1/models/org%2fname%3fa=b%23c", "/v1/models/..%2f..%2fsleep"],
 )
-async def test_a_models_name_is_escaped_on_its_way_to_the_engine(started: Started, path: str, sent: str) -> None:
+async def test_a_models_name_reaches_no_other_route_of_the_engine(started: Started, path: str) -> None:
     """Unescaped, a line end in it would be a request of the agent's own making, with the engine's key on it."""
     async with FakeEngine(replays(PLAIN)) as engine, started(engine.url, upstream_key="engine-secret") as bench:
-        await exchange(bench.proxy.port, f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
-    assert [seen.path for seen in engine.seen] == [sent]
-
-
-async def test_wrong_methods_are_404_and_make_no_call(started: Started) -> None:
-    async with FakeEngine(replays(PLAIN)) as engine, started(engine.url) as bench:
-        for method in ("GET", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"):
-            answer = await bench.client.request(method, "/chat/completions")
-            assert answer.status_code == 404
-            assert method == "HEAD" or answer.json()["error"]["code"] == 404
-        assert engine.seen == [] and bench.calls() == []
+        got = await exchange(bench.proxy.port, f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+    assert statuses(got) == [404]
+    assert [seen.path for seen in engine.seen] == ["/v1/models"]
 
 
 @pytest.mark.parametrize("chunked", [False, True])

@@ -1,0 +1,75 @@
+"""Which method and path reach what: 405 with Allow, HEAD, one model, an address without a session's name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.proxy.conftest import Started
+from tests.proxy.fake_engine import FakeEngine, replays
+
+PLAIN = "vllm/chat-plain-length-nostream"
+CHAT = {"model": "my-policy", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"])
+async def test_another_method_on_a_model_route_is_405(started: Started, method: str, path: str) -> None:
+    async with FakeEngine(replays(PLAIN)) as engine, started(engine.url) as bench:
+        answer = await bench.client.request(method, path.removeprefix("/v1"))
+        assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+        assert answer.content == b"" if method == "HEAD" else "not served" in answer.json()["error"]["message"]
+        assert engine.seen == [] and bench.calls() == []
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/health", "/"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+async def test_another_method_on_a_route_to_read_is_405(started: Started, method: str, path: str) -> None:
+    async with FakeEngine(replays(PLAIN)) as engine, started(engine.url) as bench:
+        root = bench.proxy.base_url.removesuffix("/v1")
+        answer = await bench.client.request(method, root + path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+        assert engine.seen == []
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/my-policy", "/health", "/"])
+async def test_head_is_get_without_its_body(started: Started, path: str) -> None:
+    async with FakeEngine(replays(PLAIN)) as engine, started(engine.url) as bench:
+        url = bench.proxy.base_url.removesuffix("/v1") + path
+        get, head = await bench.client.get(url), await bench.client.head(url)
+    assert (get.status_code, head.status_code, head.content) == (200, 200, b"")
+    assert head.headers["content-length"] == get.headers["content-length"] == str(len(get.content))
+
+
+@pytest.mark.parametrize("name", ["my-policy", "org/name", "caf%C3%A9", "a%20b"])
+async def test_one_model_is_the_engines_entry(started: Started, name: str) -> None:
+    ids = ["other", "my-policy", "org/name", "café", "a b"]
+    async with FakeEngine(replays(PLAIN), models=ids) as engine, started(engine.url) as bench:
+        answer = await bench.client.get(f"/models/{name}")
+    assert answer.status_code == 200
+    assert answer.json() == {"id": httpx.URL(f"/{name}").path[1:], "object": "model", "owned_by": "vllm"}
+
+
+@pytest.mark.parametrize("name", ["my", "My-Policy", "my-policy-2", "my-policy/x", "%22%7D"])
+async def test_a_model_that_the_engine_does_not_serve_is_404(started: Started, name: str) -> None:
+    async with FakeEngine(replays(PLAIN)) as engine, started(engine.url) as bench:
+        answer = await bench.client.get(f"/models/{name}")
+    assert answer.status_code == 404 and "the engine serves no model" in answer.json()["error"]["message"]
+
+
+async def test_with_a_model_of_the_settings_every_name_is_that_model(started: Started) -> None:
+    async with FakeEngine(replays(PLAIN)) as engine, started(engine.url, model="my-policy") as bench:
+        assert (await bench.client.get("/models/gpt-5")).json()["id"] == "my-policy"
+
+
+@pytest.mark.parametrize(
+    "path", ["/s//v1/chat/completions", "//s///v1/chat/completions", "/s/v1/chat/completions", "/s", "/s/"]
+)
+async def test_an_address_without_a_sessions_name_is_refused(started: Started, tmp_path: Path, path: str) -> None:
+    async with FakeEngine(replays(PLAIN)) as engine, started(engine.url) as bench:
+        root = bench.proxy.base_url.removesuffix("/v1")
+        answer = await bench.client.post(root + path, json=CHAT)
+        assert answer.status_code == 400 and "names no session" in answer.json()["error"]["message"]
+        assert engine.seen == [] and [folder.name for folder in (tmp_path / "captures").iterdir()] == ["default"]
