@@ -31,7 +31,8 @@ class Turn:
     prompt: Ids
     choices: Sequence[Completion]
     kind: str = "agent"
-    policy_version: str | None = None
+    #: The versions of the weights while the call ran, in order.
+    policy_versions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +189,7 @@ def _sequence(thread: int, path: Sequence[tuple[Turn, int]], trained: set[tuple[
         parts += [tail, choice.token_ids]
         # The next prompt begins with this prompt and this choice.
         held = len(turn.prompt.text) + len(choice.token_ids.text) + bool(turn.prompt.text and choice.token_ids.text)
-    versions = dict.fromkeys(turn.policy_version for turn, _ in path if turn.policy_version is not None)
+    versions = dict.fromkeys(version for turn, _ in path for version in turn.policy_versions)
     leaf = path[-1][0]
     return TokenSequence(
         thread=thread,

@@ -22,7 +22,7 @@ def sequences(*calls: Call, kinds: dict[int, str] | None = None) -> list[TokenSe
         ]
         threads.place(number, Ids.of(prompt), [Ids.of(ids) for ids in choices])
         kind = (kinds or {}).get(number, "agent")
-        turns.append(Turn(number, 100 + number, Ids.of(prompt), made, kind, f"v{number // 2}"))
+        turns.append(Turn(number, 100 + number, Ids.of(prompt), made, kind, (f"v{number // 2}",)))
     return merge(turns, threads.placements)
 
 

@@ -14,7 +14,7 @@ from sandbox.rollouts.model_endpoint import Provider
 from sandbox.tasks.task import load_task
 from tests.sandbox.scripted_engine import MODEL, Rewrite, Script, ScriptedEngine, write_the_number
 from tests.sandbox.support import Seen, attempt
-from train.tokens.coverage import Covered, coverage
+from train.tokens.coverage import Coverage, coverage
 
 TASK = Path(__file__).parent / "tasks" / "write-number"
 
@@ -25,7 +25,7 @@ class AgentRun:
 
     seen: Seen
     calls: list[Call]
-    covered: Covered
+    covered: Coverage
     #: Bodies that the engine was sent, in order.
     sent: list[dict[str, Any]]
 

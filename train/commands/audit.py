@@ -13,22 +13,22 @@ import typer
 from train.tokens.audit import BINS, Audit, audit, load_score
 
 BAR = 40
-SHOWN = 10
+LISTED = 10
 
 
 def audit_command(
     path: Annotated[Path, typer.Argument(help="A job folder, a rollout, a proxy's output folder, or a journal.")],
     model: Annotated[Path, typer.Option(help="The policy's Hugging Face folder (config.json and weights).")],
-    tolerance: Annotated[float, typer.Option(min=0.0, help="The largest difference a token may have.")] = 1e-3,
-    limit: Annotated[int | None, typer.Option(min=1, help="Compute this many calls at most.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with every number.")] = False,
+    tolerance: Annotated[float, typer.Option(min=0.0, help="The largest allowed difference of a token.")] = 1e-3,
+    limit: Annotated[int | None, typer.Option(min=1, help="Compute at most this many calls.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with every number.")] = False,
 ) -> None:
     """Compute the logprobs of captured calls again with transformers, and compare.
 
-    One forward pass a token sequence, float32, on the CPU. It shows before a run whether the engine and the trainer
-    agree on the policy.
+    One forward pass per token sequence, float32, on the CPU. Run it before training to see whether the engine and the
+    trainer agree on the policy.
 
-    Exit codes: 0 every call is within the tolerance; 1 some are not; 2 bad input, or the extra is not installed.
+    Exit codes: 0 every call is within the tolerance; 1 some are not; 2 bad input, or the extra is missing.
     """
     found = audit(
         path, load_score(model), tolerance=tolerance, limit=limit, on_warning=lambda text: typer.echo(text, err=True)
@@ -61,11 +61,11 @@ def report(found: Audit) -> Iterator[str]:
         yield f"{found.skipped} calls are not complete and were not compared"
     beyond = found.beyond
     yield f"{len(beyond)} of {len(found.calls)} calls are beyond the tolerance of {found.tolerance:g}"
-    for call in beyond[:SHOWN]:
+    for call in beyond[:LISTED]:
         yield (
             f"  {call.rollout} call {call.call} (line {call.line}): {call.largest:.2g} at sampled token {call.at} "
             f"(id {call.token_id}), mean {call.mean:.2g} over {call.tokens}"
         )
-    if len(beyond) > SHOWN:
-        yield f"  and {len(beyond) - SHOWN} more; --json names them all"
-    yield from found.told
+    if len(beyond) > LISTED:
+        yield f"  and {len(beyond) - LISTED} more; --json lists all"
+    yield from found.sampling

@@ -198,5 +198,5 @@ def _single_call(call: CallSummary, tokens: RolloutTokens, tally: Tally) -> Toke
         completion_ids=choice.token_ids,
         spans=(Span(call.number, call.line, 0, len(choice.token_ids)),),
         logprobs=tuple(float(value) for value in choice.logprobs),
-        policy_versions=() if call.policy_version is None else (call.policy_version,),
+        policy_versions=call.policy_versions,
     )

@@ -1,7 +1,7 @@
-"""`bench train audit`: the logprobs of captured ids, computed again with transformers, beside those the engine gave.
+"""`bench train audit`: the logprobs of captured ids, computed again with transformers and compared.
 
-Where both agree, a trainer's importance ratios begin at 1. Where they do not, a person learns it before a run is
-wasted: another checkpoint, another precision, quantized weights, an engine that returns logprobs after temperature.
+Where both agree, a trainer's importance ratios begin at 1. Where they do not, it is another checkpoint, another
+precision, quantized weights, or an engine that returns logprobs after temperature.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from capture.sequences.sequences import TokenSequence
 from train.errors import BadInput
 from train.extras import optional
 from train.rollouts.rollouts import Warn, find_rollouts
-from train.tokens.coverage import sampling_told
+from train.tokens.coverage import sampling_sentence
 from train.tokens.rollout_tokens import read_tokens
 
-#: Logits held at once, in numbers: 256 M of them are 1 GB.
+#: Logits in memory at once: 256 M of them are 1 GB.
 LOGITS: Final = 256 << 20
 #: Upper ends of the histogram's bins.
 BINS: Final = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, math.inf)
@@ -30,7 +30,7 @@ Score = Callable[[Sequence[int], Sequence[int]], Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class CallDifference:
-    """How far the recorded logprobs of one call are from the computed ones, as absolute differences."""
+    """How far the recorded logprobs of one call are from the computed ones: absolute differences, in nats."""
 
     rollout: str
     call: int
@@ -45,13 +45,13 @@ class CallDifference:
 
 @dataclass(slots=True)
 class Audit:
-    """All calls that were computed again, and what there is to know about them."""
+    """All calls that were computed again, and their differences."""
 
     tolerance: float
     calls: list[CallDifference] = field(default_factory=list)
     histogram: list[int] = field(default_factory=lambda: [0] * len(BINS))
-    #: A sentence a rollout whose sampling was not plain.
-    told: list[str] = field(default_factory=list)
+    #: A sentence for each rollout that was not sampled plainly.
+    sampling: list[str] = field(default_factory=list)
     skipped: int = 0
 
     @property
@@ -87,7 +87,7 @@ class Audit:
                 {name: getattr(call, name) for name in CallDifference.__slots__ if not name.startswith("_")}
                 for call in self.beyond
             ],
-            "sampling": self.told,
+            "sampling": self.sampling,
             "skipped_calls": self.skipped,
         }
 
@@ -95,7 +95,7 @@ class Audit:
 def audit(
     path: Path, score: Score, *, tolerance: float = 1e-3, limit: int | None = None, on_warning: Warn | None = None
 ) -> Audit:
-    """Computes the logprobs of every captured call at `path` again, one pass a token sequence; `limit` calls at most.
+    """Computes the logprobs of every captured call at `path` again, one pass per token sequence; at most `limit` calls.
 
     Raises `NoSuchPath`, `BadInput`.
     """
@@ -103,8 +103,8 @@ def audit(
     for rollout in find_rollouts(path, on_warning):
         tokens = read_tokens(rollout)
         found.skipped += sum(not call.complete for call in tokens.calls)
-        if tokens.segments and (told := sampling_told(tokens)) is not None:
-            found.told.append(f"{rollout.rollout_path}: {told}")
+        if tokens.segments and (text := sampling_sentence(tokens)) is not None:
+            found.sampling.append(f"{rollout.rollout_path}: {text}")
         for sequence in tokens.segments:
             for call, differences, ids in _differences(sequence, score):
                 if limit is not None and len(found.calls) >= limit:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,110 +26,126 @@ if TYPE_CHECKING:
 def find_breaks(
     calls: Sequence[CallSummary],
     placements: dict[int, Placement],
-    forgiven: set[int],
+    retried: set[int],
     journal: JournalReader | None,
     decoder: Decoder | None,
 ) -> tuple[list[Break], dict[int, int]]:
-    """The breaks, in the order of their calls; and for each call that follows one which is not complete, that call's
-    number. Only calls that begin a thread, and are not the first, are looked at: elsewhere tokens have said it all.
+    """The breaks, in the order of their calls; and the number of an incomplete call, by that of the call after it.
+
+    Only calls that begin a thread and are not the first are examined: elsewhere the tokens continue.
     """
     breaks: list[Break] = []
     dropped: dict[int, int] = {}
     by_number = {call.number: call for call in calls}
-    told: dict[int, CallView] = {}
-
-    def tell(call: CallSummary) -> CallView:
-        if call.number not in told:
-            told[call.number] = _told(call, placements, journal)
-        return told[call.number]
-
+    view = _views(placements, journal)
     for position, call in enumerate(calls):
-        if not call.complete or not call.counts or call.number not in placements:
+        if not call.complete or not call.own_work or call.number not in placements:
             continue
         placement = placements[call.number]
         if placement.parent is not None or placement.ambiguous or position == 0:
             continue
         earlier = [
-            one for one in calls[:position] if one.counts and one.number not in forgiven and one.kind == call.kind
+            before
+            for before in calls[:position]
+            if before.own_work
+            and before.kind == call.kind
+            and before.refusal is None  # it sampled nothing that could be continued
+            and before.number not in retried
         ]
         if not earlier:
             continue
-        before = predecessor(tell(call), [tell(one) for one in earlier])
+        before = predecessor(view(call), [view(candidate) for candidate in earlier])
         if before is None:
             continue
         if not by_number[before.call].complete:
             dropped[call.number] = before.call
             if not before.prompt:
                 continue
-        breaks.append(diagnose(before, tell(call), decoder))
+        breaks.append(diagnose(before, view(call), decoder))
     return breaks, dropped
 
 
-def saved(
+def prevented_breaks(
     calls: Sequence[CallSummary],
     placements: dict[int, Placement],
-    journal: JournalReader | None,
+    journal: JournalReader,
     decoder: Decoder | None,
 ) -> Iterator[Break]:
-    """The breaks that there would have been without token-in: each bridged call's prompt as its messages render it,
-    against that of the call before, rendered likewise, and what that sampled.
+    """The breaks that there would have been without token-in.
+
+    Each bridged call's prompt as its messages render is compared with that of the call before, rendered likewise, and
+    what that sampled.
     """
     by_number = {call.number: call for call in calls}
+    view = _views(placements, journal)
     for call in calls:
         placement = placements.get(call.number)
         parent = None if placement is None or placement.parent is None else by_number.get(placement.parent)
-        if journal is None or parent is None or call.token_in is None or call.token_in.rendered is None:
+        if parent is None or call.token_in is None or call.token_in.rendered is None:
             continue
-        said, earlier = (journal.at(one.line, one.offset).token_in for one in (call, parent))
-        before = _told(parent, placements, journal)
-        if said is None or not said.bridged or said.rendered is None:
+        bridge, earlier = (journal.at(each.line, each.offset).token_in for each in (call, parent))
+        if bridge is None or not bridge.bridged or bridge.rendered is None:
             continue
+        before = view(parent)
         if earlier is not None and earlier.bridged and earlier.rendered is not None:
             before = replace(before, prompt=earlier.rendered)
-        if not said.rendered.startswith(before.prompt + before.sampled):
-            yield diagnose(before, replace(_told(call, placements, journal), prompt=said.rendered), decoder)
+        if not bridge.rendered.startswith(before.prompt + before.sampled):
+            yield diagnose(before, replace(view(call), prompt=bridge.rendered), decoder)
 
 
-def retried(calls: Sequence[CallSummary], journal: JournalReader | None) -> set[int]:
-    """Numbers of calls that failed and were answered when they were made again: they count for nothing.
+def retried_calls(calls: Sequence[CallSummary], journal: JournalReader | None) -> set[int]:
+    """Numbers of calls that failed and were answered when they were made again: they do not count.
 
-    The proxy says which call is made again (`retry_of`); in BenchFlow's logs it is the one with the same messages.
+    The proxy records which call is made again (`retry_of`); in BenchFlow's logs it is the one with the same messages.
     """
     failed = [call for call in calls if not call.answered]
     if not failed or journal is None:
         return set()
     by_number = {call.number: call for call in calls}
-    forgiven: set[int] = set()
+    retried: set[int] = set()
     for call in calls:
-        at: CallSummary | None = call
-        while call.answered and at is not None and at.retry_of is not None and at.retry_of not in forgiven:
-            at = by_number.get(at.retry_of)
-            if at is not None and not at.answered:
-                forgiven.add(at.number)
+        attempt: CallSummary | None = call
+        while call.answered and attempt and attempt.retry_of is not None and attempt.retry_of not in retried:
+            attempt = by_number.get(attempt.retry_of)
+            if attempt is not None and not attempt.answered:
+                retried.add(attempt.number)
     if any(call.retry_of is not None for call in calls):
-        return forgiven
-    answered = {_fingerprint(journal, call): call.number for call in calls if call.answered}
+        return retried
+    answered = {_request_hash(journal, call): call.number for call in calls if call.answered}
     for call in failed:
-        number = answered.get(_fingerprint(journal, call))
+        number = answered.get(_request_hash(journal, call))
         if number is not None and number > call.number:
-            forgiven.add(call.number)
-    return forgiven
+            retried.add(call.number)
+    return retried
 
 
-def _fingerprint(journal: JournalReader, call: CallSummary) -> bytes:
+def _request_hash(journal: JournalReader, call: CallSummary) -> bytes:
+    """Equal for two requests of the same content, however they were sampled and streamed."""
     body = journal.at(call.line, call.offset).request_body
-    told = {name: body.get(name) for name in ("messages", "input", "prompt", "tools")}
-    return hashlib.sha256(orjson.dumps(told, option=orjson.OPT_SORT_KEYS, default=str)).digest()
+    content = {name: body.get(name) for name in ("messages", "input", "prompt", "tools")}
+    return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS, default=str)).digest()
 
 
-def _told(call: CallSummary, placements: dict[int, Placement], journal: JournalReader | None) -> CallView:
+def _views(placements: dict[int, Placement], journal: JournalReader | None) -> Callable[[CallSummary], CallView]:
+    """`_view`, with each call read once."""
+    known: dict[int, CallView] = {}
+
+    def view(call: CallSummary) -> CallView:
+        if call.number not in known:
+            known[call.number] = _view(call, placements, journal)
+        return known[call.number]
+
+    return view
+
+
+def _view(call: CallSummary, placements: dict[int, Placement], journal: JournalReader | None) -> CallView:
     """One side of a break, from the call's line."""
     capture = call.capture
     prompt = capture.prompt_token_ids if capture is not None else None
     if journal is None:
         return CallView(call.number, prompt or Ids(b""))
     line = journal.at(call.line, call.offset)
-    position = _followed(call, placements)
+    position = _continued_choice(call, placements)
     choice = capture.completions[position] if capture is not None and position < len(capture.completions) else None
     messages, tools, reply, finish = _chat(line, position)
     usage = answer_of(line).get("usage")
@@ -150,12 +166,13 @@ def _told(call: CallSummary, placements: dict[int, Placement], journal: JournalR
     )
 
 
-def _followed(call: CallSummary, placements: dict[int, Placement]) -> int:
-    """The choice that a later call continues; the first where none does."""
-    return next((one.choice for one in placements.values() if one.parent == call.number and one.choice), 0)
+def _continued_choice(call: CallSummary, placements: dict[int, Placement]) -> int:
+    """The index of the choice that a later call continues; 0 where none does."""
+    return next((place.choice for place in placements.values() if place.parent == call.number and place.choice), 0)
 
 
 def _chat(line: Call, position: int) -> tuple[list[dict[str, Any]] | None, Any, dict[str, Any] | None, str | None]:
+    """The messages, the tools, and the reply at `position` with its finish reason; None for what is not known."""
     try:
         chat = chat_of(line)
     except NotChat:

@@ -1,29 +1,32 @@
-"""What is kept of a call, and BenchFlow's summary of a rollout's calls: how complete they are and why not."""
+"""What is kept of a call once its line has been read; its messages are read again only where something broke."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+import re
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
-from capture.breaks.breaks import Break
-from capture.journal.call import TokenIn
+from capture.errors import RecordError
+from capture.journal.call import Call, TokenIn
 from capture.record import TokenCapture
-from capture.sequences.sequences import SIDE_KINDS, TRAINABLE_KINDS, TokenSequence
-from capture.sequences.threads import Placement
-from train.rollouts.rollouts import Rollout
+from capture.sequences.sequences import SIDE_KINDS, Turn
+from capture.token_ids import Ids
+from train.tokens.sampling import not_plain, sampling_of
 
-CAPTURE_OFF = (
-    "calls went through the gateway without token capture; rerun with --agent-env BENCHFLOW_CAPTURE_TOKEN_LOGPROBS=1"
+#: How vLLM 0.11 to 0.32, SGLang 0.5, llama.cpp, LiteLLM and hosted APIs say that a prompt does not fit the context.
+_NO_ROOM: Final = re.compile(
+    r"context[ _](?:length|size|window)|maximum (?:model|allowed|input) length|max_model_len|longer than the model"
+    r"|prompt is too long|too many (?:input )?tokens|token count exceeds|input is too long",
+    re.IGNORECASE,
 )
-NO_LOG = "no llm_trajectory.jsonl in this rollout"
-NOT_MERGED = "a conversation's calls could not be merged into one sequence"
 
 
 @dataclass(slots=True)
 class CallSummary:
-    """What is kept of a call when its line has passed. Its messages are read again only where something broke."""
+    """One call: `number` is its place in the order the calls began, `line` its 0-based line in the journal.
+
+    `offset` is where the line begins, in bytes. `status` is the HTTP status that the agent got, 0 where there was none.
+    """
 
     number: int
     line: int
@@ -32,16 +35,46 @@ class CallSummary:
     outcome: str
     status: int
     capture: TokenCapture | None
+    #: Why the capture cannot be read, where there is one that cannot.
     unreadable: str | None
+    #: What the engine said when it refused the call before anything was sampled.
+    refusal: str | None
     sampling: dict[str, Any]
     not_plain: list[str]
-    policy_version: str | None
+    #: The versions of the weights while the call ran: one, or two where they were updated meanwhile.
+    policy_versions: tuple[str, ...]
     retry_of: int | None
     kind: str = "agent"
     token_in: TokenIn | None = None
 
+    @classmethod
+    def of(cls, call: Call) -> CallSummary:
+        capture, unreadable = None, None
+        try:
+            capture = call.capture
+        except RecordError as error:
+            unreadable = str(error)
+        retry_of = call.metadata.get("retry_of")
+        return cls(
+            number=call.number,
+            line=call.line,
+            offset=call.offset,
+            purpose=call.purpose,
+            outcome=call.outcome,
+            status=call.status_code,
+            capture=capture,
+            unreadable=unreadable,
+            refusal=_refusal(call, capture),
+            sampling=sampling_of(call),
+            not_plain=not_plain(call),
+            policy_versions=_policy_versions(call),
+            retry_of=retry_of if isinstance(retry_of, int) else None,
+            token_in=_token_in(call),
+        )
+
     @property
     def complete(self) -> bool:
+        """Its prompt ids, sampled ids and logprobs are all there."""
         return self.capture is not None and self.capture.complete
 
     @property
@@ -49,164 +82,50 @@ class CallSummary:
         return self.outcome == "ok" and self.status == 200
 
     @property
-    def counts(self) -> bool:
-        """Whether the call is the agent's own work: side calls (titles, summaries) do not decide over a rollout."""
+    def own_work(self) -> bool:
+        """Whether it is the agent's own work: side calls (titles, summaries) do not decide over a rollout."""
         return self.kind not in SIDE_KINDS
 
-
-def summarize(
-    rollout: Rollout,
-    calls: Sequence[CallSummary],
-    placements: dict[int, Placement],
-    segments: Sequence[TokenSequence],
-    breaks: Sequence[Break],
-    forgiven: set[int],
-    problems: Sequence[str],
-) -> dict[str, Any]:
-    """BenchFlow's summary, and beside it what else is known."""
-    counted = [call for call in calls if call.counts and call.number not in forgiven]
-    captured = [call for call in calls if call.capture is not None]
-    complete = [call for call in counted if call.complete]
-    lines = {call.number: call.line for call in calls}
-    extending = [call for call in complete if (at := placements.get(call.number)) is not None and _extends(at)]
-    ambiguous = [call for call in complete if call.number in placements and placements[call.number].ambiguous]
-    summary: dict[str, Any] = {
-        "status": _status(calls),
-        "training_grade": False,
-        "path": ",".join(sorted({call.capture.provider for call in captured if call.capture and call.capture.provider}))
-        or None,
-        "calls": len(counted),
-        "captured_calls": sum(call.capture is not None for call in counted),
-        "complete_calls": len(complete),
-        "side_calls": sum(not call.counts for call in calls),
-        "failed_attempts": {
-            "retried": len(forgiven),
-            "unretried": sum(not call.answered and call.number not in forgiven for call in calls),
-        },
-        "unavailable": _unavailable(counted),
-        "prefix": {
-            "pairs": len(extending) + len(breaks),
-            "extends_previous_call": len(extending),
-            "breaks": [lines[break_.call] for break_ in breaks],
-        },
-        "threads": [
-            {"thread": number, "kind": one.kind, "calls": list(one.lines)} for number, one in enumerate(segments)
-        ],
-        "ambiguous": [
-            {"call": call.line, "continues": [lines[candidate] for candidate in placements[call.number].ambiguous]}
-            for call in ambiguous
-        ],
-        "token_in": _token_in(counted),
-        "breaks": [break_.to_json() for break_ in breaks],
-        "segments": len(segments),
-        "sampled_tokens": sum(segment.sampled for segment in segments if segment.kind in TRAINABLE_KINDS),
-        "sampling": _sampling(counted),
-        "problems": list(problems),
-    }
-    reason = _reason(rollout, calls, counted, complete, breaks, ambiguous, problems)
-    summary["training_grade"] = reason is None
-    if reason is not None:
-        summary["reason"] = reason
-    return summary
+    @property
+    def turn(self) -> Turn | None:
+        """The call as a turn of a token sequence; None where it is not complete, or has several prompts."""
+        if not self.complete or self.capture is None or self.capture.prompt_token_ids is None:
+            return None
+        return Turn(
+            call=self.number,
+            line=self.line,
+            prompt=self.capture.prompt_token_ids,
+            choices=self.capture.completions,
+            kind=self.kind,
+            policy_versions=self.policy_versions,
+        )
 
 
-def _token_in(calls: Sequence[CallSummary]) -> dict[str, Any] | None:
-    """How many prompts were made of ids that were held, and why the others were not; None where token-in was off."""
-    told = [call.token_in for call in calls if call.token_in is not None]
-    if not told:
+def _refusal(call: Call, capture: TokenCapture | None) -> str | None:
+    """The engine's message where it refused the call: nothing was sampled, so nothing of the policy is missing.
+
+    That is certain for HTTP 400 to 499 but 408, and for a prompt that does not fit, whatever the status: some servers
+    answer that with 500, or with 200 and an error in the stream.
+    """
+    body = call.response_body
+    sampled = capture is not None and any(choice.token_ids for choice in capture.completions)
+    if sampled or body.get("choices") or body.get("content") or body.get("output"):
         return None
-    return {
-        "modes": sorted({one.mode for one in told}),
-        "bridged": sum(one.bridged for one in told),
-        "not_bridged": dict(Counter(one.reason or "failed" for one in told if not one.bridged)),
-    }
-
-
-def _extends(placement: Placement) -> bool:
-    return placement.parent is not None or bool(placement.ambiguous)
-
-
-def _status(calls: Sequence[CallSummary]) -> str:
-    if not calls:
-        return "no_gateway_capture"
-    off = all(call.capture is None or _was_off(call.capture) for call in calls)
-    return "capture_off" if off and not any(call.unreadable for call in calls) else "captured"
-
-
-def _was_off(capture: TokenCapture) -> bool:
-    return bool(capture.unavailable) and all(why.code == "capture_off" for why in capture.unavailable.values())
-
-
-def _unavailable(calls: Sequence[CallSummary]) -> dict[str, int]:
-    """`field:reason` (BenchFlow) -> in how many calls."""
-    found: Counter[str] = Counter()
-    for call in calls:
-        if call.capture is None:
-            found["token_capture:unreadable" if call.unreadable else "token_capture:not_requested"] += 1
-            continue
-        for name, why in call.capture.unavailable.items():
-            reason = "length_mismatch" if why.code == "count_mismatch_ids_logprobs" else why.reason
-            found[f"{name}:{reason}"] += 1
-    return dict(sorted(found.items()))
-
-
-def _reason(
-    rollout: Rollout,
-    calls: Sequence[CallSummary],
-    counted: Sequence[CallSummary],
-    complete: Sequence[CallSummary],
-    breaks: Sequence[Break],
-    ambiguous: Sequence[CallSummary],
-    problems: Sequence[str],
-) -> str | None:
-    status = _status(calls)
-    if status == "no_gateway_capture":
-        if problems:
-            return f"its log holds no call that can be read ({problems[0]})"
-        if rollout.endpoint_kind == "agent_native":
-            return (
-                "the agent's model calls did not go through BenchFlow's gateway "
-                f"(usage_tracking.endpoint_kind={rollout.endpoint_kind})"
-            )
-        return NO_LOG if rollout.journal is None else "its llm_trajectory.jsonl holds no model call"
-    if status == "capture_off":
-        return CAPTURE_OFF
-    if problems:
-        return f"its log is not whole: {problems[0]}"
-    if (lost := rollout.result.get("export_error")) is not None:
-        return f"its log is not whole: {lost}"
-    if not counted:
-        return "none of its calls is the agent's own"
-    if len(complete) < len(counted):
-        missing = next(call for call in counted if not call.complete)
-        return f"{len(counted) - len(complete)} of {len(counted)} calls are not complete: {_why_incomplete(missing)}"
-    if breaks:
-        return NOT_MERGED
-    if ambiguous:
-        one = ambiguous[0]
-        return f"call {one.number} continues several calls equally well; which one is not guessed"
+    error = body.get("error", body)
+    message = error.get("message") or error.get("detail") if isinstance(error, dict) else error
+    text = message if isinstance(message, str) else ""
+    status = call.status_code
+    if (400 <= status < 500 and status != 408) or (call.outcome == "error" and _NO_ROOM.search(text)):
+        return f"HTTP {status}" + (f": {' '.join(text.split())[:200]}" if text else "")
     return None
 
 
-def _why_incomplete(call: CallSummary) -> str:
-    if call.unreadable is not None:
-        return f"call {call.number}: {call.unreadable}"
-    if call.capture is None:
-        return f"call {call.number} has no token capture"
-    why = next(iter(call.capture.unavailable.values()), None)
-    return f"call {call.number}: " + ("it has no choice" if why is None else why.detail or why.code)
+def _policy_versions(call: Call) -> tuple[str, ...]:
+    versions = (call.metadata.get("policy_version"), call.metadata.get("policy_version_end"))
+    return tuple(dict.fromkeys(str(version) for version in versions if version is not None))
 
 
-def _sampling(calls: Sequence[CallSummary]) -> list[dict[str, Any]]:
-    """One entry for each way the agent's calls were sampled: which calls, the parameters, what is not plain."""
-    found: list[dict[str, Any]] = []
-    for call in calls:
-        same = next((one for one in found if one["parameters"] == call.sampling), None)
-        if same is None:
-            plain = not call.not_plain
-            found.append(
-                {"calls": [call.line], "parameters": call.sampling, "plain": plain, "not_plain": call.not_plain}
-            )
-        else:
-            same["calls"].append(call.line)
-    return found
+def _token_in(call: Call) -> TokenIn | None:
+    """The call's token-in without the ids of the other prompt, which are read again where they are needed."""
+    token_in = call.token_in
+    return token_in if token_in is None or token_in.rendered is None else replace(token_in, rendered=Ids(b""))

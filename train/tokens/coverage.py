@@ -1,30 +1,33 @@
-"""`bench train token-coverage`: which rollouts hold exactly what was sampled, and for each that does not, why."""
+"""`bench train token-coverage`: which rollouts have exactly what was sampled, and for each that does not, why."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-from capture.breaks.breaks import Break, Decoder
 from capture.errors import JournalError
 from capture.journal.journal import JournalReader
 from capture.sequences.sequences import TRAINABLE_KINDS, TokenSequence
 from capture.token_in.bridge import NOTHING_TO_BRIDGE
 from train.rollouts.job_state import job_state
 from train.rollouts.rollouts import Rollout, Warn, find_rollouts
-from train.tokens.break_evidence import saved
-from train.tokens.call_summary import CAPTURE_OFF, NOT_MERGED
+from train.tokens.break_evidence import prevented_breaks
+from train.tokens.log_summary import CAPTURE_OFF, NOT_MERGED
 from train.tokens.rollout_tokens import RolloutTokens, UnreadableLog, read_tokens
 from train.tokens.sampling import certain, sentence
 
-FEW = 3
+if TYPE_CHECKING:
+    from capture.breaks.breaks import Break, Decoder
+
+#: Breaks, and ways of sampling, that a line names.
+FEW: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Covered:
-    """One rollout's coverage: BenchFlow's summary (`summary`), its line, and what `--explain` says besides."""
+class Coverage:
+    """One rollout's coverage: BenchFlow's summary, the line that is printed, and what `--explain` adds."""
 
     rollout: Rollout
     summary: dict[str, Any]
@@ -37,8 +40,8 @@ class Covered:
 
     @property
     def biases(self) -> list[str]:
-        """What the sampling of its calls is known to bias logprobs by, in words; [] where it is not training-grade."""
-        words = (word for one in self.summary.get("sampling", ()) for word in certain(one["not_plain"]))
+        """What its sampling is known to bias logprobs by, in words; empty where it is not training-grade."""
+        words = (word for entry in self.summary.get("sampling", ()) for word in certain(entry["not_plain"]))
         return list(dict.fromkeys(words)) if self.training_grade else []
 
     def to_json(self) -> dict[str, Any]:
@@ -52,12 +55,12 @@ class Covered:
 
 def coverage(
     path: Path, *, decoder: Decoder | None = None, on_warning: Warn | None = None, explained: bool = True
-) -> Iterator[Covered]:
+) -> Iterator[Coverage]:
     """The coverage of every rollout at `path`, one in memory at a time. Raises `NoSuchPath`, `BadInput`.
 
-    A log that cannot be read makes its rollout `no`, with that reason. A name that was there before (jobs of one run)
-    is told by its path. What its job dropped before it finished (a stop, or a kill) is no rollout of that job: it is
-    told and left out, unless it is itself what was given.
+    A log that cannot be read makes its rollout `no`, with that reason. A rollout whose name occurred before (in another
+    job of the run) is named by its path. A rollout that its job dropped before it finished (a stop, a kill) is left out
+    with a warning, unless it is itself what was given.
     """
     names: set[str] = set()
     over: dict[Path, bool] = {}
@@ -67,26 +70,25 @@ def coverage(
             if over.setdefault(job, job_state(job).over):
                 rollout.warn(f"leaving out {rollout.rollout_path}: its job is over, and it never finished")
                 continue
-        yield cover(
-            rollout, decoder, rollout.rollout_path if rollout.name in names else rollout.name, explained=explained
-        )
+        name = rollout.rollout_path if rollout.name in names else rollout.name
+        yield rollout_coverage(rollout, decoder, name, explained=explained)
         names.add(rollout.name)
 
 
-def cover(rollout: Rollout, decoder: Decoder | None, name: str, *, explained: bool = True) -> Covered:
-    """One rollout's; its line calls it `name`. Not `explained`, nothing is read twice for what token-in spared it."""
+def rollout_coverage(rollout: Rollout, decoder: Decoder | None, name: str, *, explained: bool = True) -> Coverage:
+    """The coverage of one rollout, which its line calls `name`. Without `explained` no line is read twice."""
     try:
         tokens = read_tokens(rollout, decoder=decoder)
-        spared = list(saved_breaks(rollout, tokens, decoder)) if explained else []
+        prevented = list(_prevented_breaks(rollout, tokens, decoder)) if explained else []
     except JournalError as error:
         summary = UnreadableLog(str(error)).coverage | {"status": "unreadable"}
-        return Covered(rollout, summary, line_of(name, summary), [])
-    return Covered(rollout, tokens.coverage, line_of(name, tokens.coverage), list(explain(tokens, spared)))
+        return Coverage(rollout, summary, line_of(name, summary), [])
+    return Coverage(rollout, tokens.coverage, line_of(name, tokens.coverage), list(explain(tokens, prevented)))
 
 
 def line_of(name: str, summary: Mapping[str, Any]) -> str:
     """BenchFlow's line: `yes  <rollout> [<path>]: a/b calls complete, c/d prompts extend the previous call`, or
-    `no   <rollout>: <reason>`; where calls were captured and something is amiss, both.
+    `no   <rollout>: <reason>`; both where calls were captured and something is wrong.
     """
     word = "yes " if summary["training_grade"] else "no  "
     if summary["status"] != "captured" or not summary["calls"]:
@@ -97,111 +99,128 @@ def line_of(name: str, summary: Mapping[str, Any]) -> str:
         f"{word} {name}{path}: {summary['complete_calls']}/{summary['calls']} calls complete, "
         f"{prefix['extends_previous_call']}/{prefix['pairs']} prompts extend the previous call"
     )
-    if (told := summary["token_in"]) is not None:
-        text += f"; {_number(told['bridged'], 'call')} bridged by token-in"
-    return text + "".join(f"; {part}" for part in _amiss(summary))
+    if (token_in := summary["token_in"]) is not None:
+        text += f"; {_count(token_in['bridged'], 'call')} bridged by token-in"
+    return text + "".join(f"; {part}" for part in _remarks(summary))
 
 
-def _amiss(summary: Mapping[str, Any]) -> Iterator[str]:
-    missing = [f"{name} in {_calls(number)}" for name, number in summary["unavailable"].items()]
+def _remarks(summary: Mapping[str, Any]) -> Iterator[str]:
+    missing = [f"{name} in {_count(number, 'call')}" for name, number in summary["unavailable"].items()]
     if missing:
         yield f"missing: {', '.join(missing)}"
     if summary["side_calls"]:
-        yield f"{_number(summary['side_calls'], 'side call')} apart"
-    if summary["failed_attempts"]["retried"]:
-        yield f"{_number(summary['failed_attempts']['retried'], 'failed call')} answered by a retry"
-    for break_ in summary["breaks"][:FEW]:
-        yield f"call {break_['call']} breaks at token {break_['index']} ({break_['cause_name']})"
+        yield f"{_count(summary['side_calls'], 'side call')} apart"
+    failed = summary["failed_attempts"]
+    if failed["retried"]:
+        yield f"{_count(failed['retried'], 'failed call')} answered by a retry"
+    if failed["refused"]:
+        yield f"{_count(failed['refused'], 'call')} refused by the engine, nothing sampled"
+    if failed["cut"]:
+        yield f"{_count(failed['cut'], 'last call')} cut off, not counted"
+    for found in summary["breaks"][:FEW]:
+        yield f"call {found['call']} breaks at token {found['index']} ({found['cause_name']})"
     if len(summary["breaks"]) > FEW:
         yield f"and {len(summary['breaks']) - FEW} more"
-    told = (None, CAPTURE_OFF, NOT_MERGED)
-    if summary.get("reason") not in told and not missing:
+    if summary.get("reason") not in (None, CAPTURE_OFF, NOT_MERGED) and not missing:
         yield str(summary["reason"])
 
 
 def total(good: int, rollouts: int) -> str:
+    """BenchFlow's last line."""
     return f"{good} of {rollouts} rollouts are training-grade (complete token ids and logprobs, token-in/token-out)"
 
 
 def biased(rollouts: int, words: Sequence[str]) -> str:
-    """Said for a person beside `total`, whose words are BenchFlow's, of the training-grade rollouts with `biases`."""
-    told = ", ".join(words[:FEW]) + f" and {len(words) - FEW} more" if len(words) > FEW else " and ".join(words)
+    """A warning about the training-grade rollouts with `biases`; `words` are those of all of them."""
+    shown = ", ".join(words[:FEW]) + f" and {len(words) - FEW} more" if len(words) > FEW else " and ".join(words)
     return (
-        f"{_number(rollouts, 'training-grade rollout')} sampled with {told}: whole, but with "
-        "logprobs that are biased for importance ratios (--explain)"
+        f"{_count(rollouts, 'training-grade rollout')} sampled with {shown}: complete, but their logprobs are biased "
+        "for importance ratios (--explain)"
     )
 
 
-def saved_breaks(rollout: Rollout, tokens: RolloutTokens, decoder: Decoder | None) -> Iterator[Break]:
-    """What would have broken without token-in."""
+def _prevented_breaks(rollout: Rollout, tokens: RolloutTokens, decoder: Decoder | None) -> Iterator[Break]:
     if rollout.journal is not None and tokens.coverage["token_in"] is not None:
-        yield from saved(tokens.calls, tokens.placements, JournalReader(rollout.journal), decoder)
+        yield from prevented_breaks(tokens.calls, tokens.placements, JournalReader(rollout.journal), decoder)
 
 
-def explain(tokens: RolloutTokens, spared: Sequence[Break] = ()) -> Iterator[str]:
+def explain(tokens: RolloutTokens, prevented: Sequence[Break] = ()) -> Iterator[str]:
     """What `--explain` prints below a rollout's line: incomplete calls, breaks, what token-in did, the sampling."""
-    for call in tokens.calls:
-        if call.complete or not call.counts or call.capture is None or call.number in tokens.forgiven:
+    for call in tokens.summary.refused:
+        yield f"call {call.number} was refused: {call.refusal}; nothing was sampled, so nothing is missing"
+    for call in tokens.summary.cut:
+        yield f"call {call.number} was cut off with the rollout: its reply never reached the agent whole; it is not counted"
+    for call in tokens.summary.counted:
+        if call.complete or call.capture is None:
             continue
         details = {why.detail or why.code: why.code for why in call.capture.unavailable.values()}
         for detail, code in details.items():
             yield f"call {call.number} is not complete: {detail} ({code})"
-    for break_ in tokens.breaks:
-        yield from explain_break(break_, tokens.segments)
-    yield from explain_token_in(tokens, spared)
-    for call in tokens.coverage["ambiguous"]:
-        candidates = ", ".join(str(line) for line in call["continues"])
-        yield f"line {call['call']} continues lines {candidates} equally well; which one is not guessed"
-    if (told := sampling_told(tokens)) is not None:
-        yield told
+    for found in tokens.breaks:
+        yield from explain_break(found, tokens.segments)
+    yield from explain_token_in(tokens, prevented)
+    for entry in tokens.coverage["ambiguous"]:
+        candidates = ", ".join(str(line) for line in entry["continues"])
+        yield f"line {entry['call']} continues lines {candidates} equally well; which one is not guessed"
+    if (text := sampling_sentence(tokens)) is not None:
+        yield text
 
 
-def explain_break(one: Break, segments: Sequence[TokenSequence]) -> Iterator[str]:
-    """A break, line by line: where, both windows, the cause, what to change, and what is exact all the same."""
-    where = f"token {one.offset} of its reply" if one.region == "sampled" else f"token {one.offset} of its prompt"
-    yield f"call {one.call} does not continue call {one.before}: from {where} on (index {one.index} of the new prompt)"
-    texts = one.texts or (None, None, None)
-    for name, ids, text in zip(("both", "held", "sent"), (one.kept, one.expected, one.found), texts, strict=True):
-        yield f"  {name}    {_ids(ids, ends=name != 'both')}" + ("" if text is None else f"  {text!r}")
-    yield f"  cause   {one.name} ({one.sure})"
-    yield f"  change  {one.remedy}"
-    before = [segment for segment in segments if one.before in segment.calls]
-    after = [segment for segment in segments if segment.calls and segment.calls[0] == one.call]
+def explain_break(found: Break, segments: Sequence[TokenSequence]) -> Iterator[str]:
+    """A break, line by line: where it is, both windows, the cause, what to change, and what is exact all the same."""
     yield (
-        f"  exact   {_tokens(before)} in the segment before, {_tokens(after)} in the one after "
+        f"call {found.call} does not continue call {found.before}: from {_place(found)} on "
+        f"(index {found.index} of the new prompt)"
+    )
+    texts = found.texts or (None, None, None)
+    for name, ids, text in zip(("both", "held", "sent"), (found.kept, found.expected, found.found), texts, strict=True):
+        yield f"  {name}    {_ids(ids, ends=name != 'both')}" + ("" if text is None else f"  {text!r}")
+    yield f"  cause   {found.name} ({found.sure})"
+    yield f"  change  {found.remedy}"
+    before = [segment for segment in segments if found.before in segment.calls]
+    after = [segment for segment in segments if segment.calls and segment.calls[0] == found.call]
+    yield (
+        f"  exact   {_sampled(before)} in the segment before, {_sampled(after)} in the one after "
         "(bench train convert --row-mode segment)"
     )
 
 
-def explain_token_in(tokens: RolloutTokens, spared: Sequence[Break]) -> Iterator[str]:
-    """Which calls were not bridged and why; where those that were would have parted from the call before."""
-    whys: dict[str, list[int]] = {}
+def explain_token_in(tokens: RolloutTokens, prevented: Sequence[Break]) -> Iterator[str]:
+    """Which calls were not bridged and why; and where bridged ones would have broken."""
+    reasons: dict[str, list[int]] = {}
     for call in tokens.calls:
-        told = call.token_in
-        if told is not None and not told.bridged and told.reason not in NOTHING_TO_BRIDGE:
-            whys.setdefault(f"{told.detail or told.reason} ({told.reason})", []).append(call.number)
-    for why, calls in whys.items():
-        were = f"call {calls[0]} was" if len(calls) == 1 else f"calls {runs(calls)} were"
-        yield f"{were} not bridged: {why}"
-    for one in spared:
-        where = f"token {one.offset} of its reply" if one.region == "sampled" else f"token {one.offset} of its prompt"
-        yield f"call {one.call} was bridged; rendered again it would have parted from call {one.before} at {where}"
-        texts = one.texts or (None, None)
-        for name, ids, text in zip(("sent", "render"), (one.expected, one.found), texts[-2:], strict=True):
+        token_in = call.token_in
+        if token_in is not None and not token_in.bridged and token_in.reason not in NOTHING_TO_BRIDGE:
+            reason = f"{token_in.detail or token_in.reason} ({token_in.reason})"
+            reasons.setdefault(reason, []).append(call.number)
+    for reason, calls in reasons.items():
+        subject = f"call {calls[0]} was" if len(calls) == 1 else f"calls {ranges(calls)} were"
+        yield f"{subject} not bridged: {reason}"
+    for found in prevented:
+        yield (
+            f"call {found.call} was bridged; rendered again it would have broken from call {found.before} at "
+            f"{_place(found)}"
+        )
+        texts = found.texts or (None, None)
+        for name, ids, text in zip(("sent", "render"), (found.expected, found.found), texts[-2:], strict=True):
             yield f"  {name:<6}  {_ids(ids, ends=True)}" + ("" if text is None else f"  {text!r}")
-        yield f"  cause   {one.name} ({one.sure})"
+        yield f"  cause   {found.name} ({found.sure})"
 
 
-def sampling_told(tokens: RolloutTokens) -> str | None:
-    """One sentence a rollout where it was not sampled plainly; None where it was."""
+def sampling_sentence(tokens: RolloutTokens) -> str | None:
+    """One sentence for a rollout that was not sampled plainly; None where it was."""
     if tokens.status != "captured":
         return None
-    odd = [one for one in tokens.coverage["sampling"] if not one["plain"]]
+    odd = [entry for entry in tokens.coverage["sampling"] if not entry["plain"]]
     if not odd:
         return None
-    words = list(dict.fromkeys(word for one in odd for word in one["not_plain"]))
-    calls = sum(len(one["calls"]) for one in odd)
-    return f"{_number(calls, 'call')} {sentence(words)}"
+    words = list(dict.fromkeys(word for entry in odd for word in entry["not_plain"]))
+    calls = sum(len(entry["calls"]) for entry in odd)
+    return f"{_count(calls, 'call')} {sentence(words)}"
+
+
+def _place(found: Break) -> str:
+    return f"token {found.offset} of its {'reply' if found.region == 'sampled' else 'prompt'}"
 
 
 def _ids(ids: Sequence[int], *, ends: bool) -> str:
@@ -209,24 +228,20 @@ def _ids(ids: Sequence[int], *, ends: bool) -> str:
     return f"[{inner}, …]" if ends and ids else f"[… {inner}]" if ids else "[]"
 
 
-def runs(numbers: Sequence[int]) -> str:
+def ranges(numbers: Sequence[int]) -> str:
     """`0-7, 9`."""
-    runs: list[list[int]] = []
+    found: list[list[int]] = []
     for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
         else:
-            runs.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+            found.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
 
 
-def _tokens(segments: Sequence[TokenSequence]) -> str:
-    return _number(sum(segment.sampled for segment in segments if segment.kind in TRAINABLE_KINDS), "sampled token")
+def _sampled(segments: Sequence[TokenSequence]) -> str:
+    return _count(sum(segment.sampled for segment in segments if segment.kind in TRAINABLE_KINDS), "sampled token")
 
 
-def _calls(number: int) -> str:
-    return _number(number, "call")
-
-
-def _number(number: int, noun: str) -> str:
+def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -15,7 +15,7 @@ from train.rollouts.chat import Chat, chat_of
 from train.rollouts.messages import NotChat
 from train.rollouts.rollouts import read_result
 from train.tokens.call_summary import CallSummary
-from train.tokens.coverage import sampling_told
+from train.tokens.coverage import sampling_sentence
 from train.view.rollout_cache import Reading
 from train.view.token_strips import shown_token
 
@@ -47,7 +47,7 @@ def rollout_view(reading: Reading) -> dict[str, Any]:
         "status": tokens.status,
         "reason": tokens.reason,
         "problems": tokens.coverage["problems"],
-        "sampling_note": sampling_told(tokens),
+        "sampling_note": sampling_sentence(tokens),
         "calls": [_call_row(reading, call) for call in tokens.calls],
         "segments": [
             {
@@ -88,7 +88,7 @@ def _call_row(reading: Reading, call: CallSummary) -> dict[str, Any]:
         "outcome": call.outcome,
         "status": call.status,
         "complete": call.complete,
-        "counts": call.counts,
+        "counts": call.own_work,
         "captured": capture is not None,
         "unreadable": call.unreadable,
         "why": [{"field": name, "code": why.code, "detail": why.detail} for name, why in unavailable.items()],
@@ -102,10 +102,10 @@ def _call_row(reading: Reading, call: CallSummary) -> dict[str, Any]:
         "ambiguous": list(placement.ambiguous) if placement else [],
         "break": broken,
         "follows": reading.tokens.dropped.get(call.number),
-        "retried": call.number in reading.tokens.forgiven,
+        "retried": call.number in reading.tokens.retried,
         "retry_of": call.retry_of,
         "segments": [at for at, one in enumerate(reading.tokens.segments) if call.number in one.calls],
-        "policy_version": call.policy_version,
+        "policy_version": next(iter(call.policy_versions), None),
         "not_plain": call.not_plain,
         "began": facts.began,
         "ended": facts.ended,

@@ -267,7 +267,7 @@ def summary_of(reading: Reading) -> dict[str, Any]:
         ),
         "per_call": counts,
         "trainable": sum(segment.kind in TRAINABLE_KINDS for segment in tokens.segments),
-        "policies": sorted({call.policy_version for call in tokens.calls if call.policy_version is not None}),
+        "policies": sorted({version for call in tokens.calls for version in call.policy_versions}),
         "problems": len(told["problems"]),
     }
 

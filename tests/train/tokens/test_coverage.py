@@ -15,7 +15,7 @@ from tests.train.labelled_breaks import cases
 from tests.train.smollm import smollm
 from train.cli import app
 from train.rollouts.rollouts import find_rollouts
-from train.tokens.coverage import runs
+from train.tokens.coverage import ranges
 from train.tokens.rollout_tokens import RolloutTokens, read_tokens
 from train.tokens.sampling import sentence
 
@@ -73,7 +73,7 @@ def test_no_log(tmp_path: Path) -> None:
 
 
 def test_an_empty_log(tmp_path: Path) -> None:
-    assert line_of(tmp_path, []) == "no   write-number__5cfd1b6d: its llm_trajectory.jsonl holds no model call"
+    assert line_of(tmp_path, []) == "no   write-number__5cfd1b6d: its llm_trajectory.jsonl has no model call"
 
 
 def test_calls_that_went_elsewhere(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_folder_without_rollouts_is_told(tmp_path: Path) -> None:
 
 
 def test_many_calls_with_one_reason_are_one_line() -> None:
-    assert (runs([4]), runs([0, 1, 2, 7, 9, 10])) == ("4", "0-2, 7, 9-10")
+    assert (ranges([4]), ranges([0, 1, 2, 7, 9, 10])) == ("4", "0-2, 7, 9-10")
 
 
 def test_json_of_an_empty_folder_is_json(tmp_path: Path) -> None:
@@ -230,13 +230,138 @@ def test_a_failed_call_that_was_made_again_counts_for_nothing(tmp_path: Path) ->
 def test_in_benchflows_logs_a_retry_is_the_call_with_the_same_messages(tmp_path: Path) -> None:
     calls = conversation(2, start=1)
     first = failed(0)
+    first["response"] |= {"status_code": 500, "body": {"error": {"message": "the engine crashed"}}}
     first["request"]["body"] = copy.deepcopy(calls[0]["request"]["body"])
     for one in (first, *calls):
         one["metadata"].pop("retry_of", None)
     assert tokens(tmp_path, [first, *calls]).training_grade
     calls[0]["request"]["body"]["messages"].append({"role": "user", "content": "something else"})
     told = tokens(tmp_path / "other", [first, *calls])
-    assert not told.training_grade and told.coverage["failed_attempts"] == {"retried": 0, "unretried": 1}
+    assert not told.training_grade and told.coverage["failed_attempts"] == {
+        "retried": 0,
+        "unretried": 1,
+        "refused": 0,
+        "cut": 0,
+    }
+
+
+# calls of which nothing is missing
+
+REFUSALS = {
+    "vLLM": (
+        400,
+        {"error": {"message": "This model's maximum context length is 4096 tokens. However, you requested 5000"}},
+    ),
+    "SGLang": (400, {"message": "Requested token count exceeds the model's maximum context length of 4096 tokens."}),
+    "llama.cpp": (
+        400,
+        {"error": {"type": "exceed_context_size_error", "message": "the request exceeds the available"}},
+    ),
+    "Anthropic": (400, {"type": "error", "error": {"message": "prompt is too long: 5000 tokens > 4096 maximum"}}),
+    "FastAPI": (422, {"detail": "Unprocessable"}),
+    "too large": (413, {}),
+    "a gateway": (500, {"error": {"message": "litellm.ContextWindowExceededError: prompt exceeds the context window"}}),
+    "in a stream": (200, {"error": {"message": "Input is too long: exceeds max_model_len"}}),
+}
+
+
+def refused(number: int, status: int, body: dict[str, Any]) -> dict[str, Any]:
+    call = failed(number)
+    call["response"] |= {"status_code": status, "body": body}
+    return call
+
+
+@pytest.mark.parametrize(("status", "body"), REFUSALS.values(), ids=REFUSALS)
+def test_a_prompt_that_no_longer_fits_costs_nothing(tmp_path: Path, status: int, body: dict[str, Any]) -> None:
+    calls = [*conversation(2, sampling=PLAIN), refused(2, status, body)]
+    text = line_of(tmp_path, calls)
+    assert "2/2 calls complete" in text and text.startswith("yes")
+    assert text.endswith("1 call refused by the engine, nothing sampled")
+    explained = run(tmp_path / "job", "--explain").stdout
+    assert f"call 2 was refused: HTTP {status}" in explained and "so nothing is missing" in explained
+    message = next((text for text in (body.get("message"), *_messages(body)) if text), "")
+    assert message[:40] in explained
+
+
+def _messages(body: dict[str, Any]) -> list[str]:
+    error = body.get("error")
+    return [error["message"]] if isinstance(error, dict) else []
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome", "message"),
+    [(500, "error", "CUDA error"), (503, "error", "overloaded"), (0, "error", ""), (408, "error", "timeout")],
+)
+def test_an_engine_that_failed_may_have_sampled(tmp_path: Path, status: int, outcome: str, message: str) -> None:
+    call = refused(2, status, {"error": {"message": message}})
+    call["metadata"]["outcome"] = outcome
+    assert line_of(tmp_path, [*conversation(2), call]).startswith("no ")
+
+
+def test_a_rollout_whose_every_call_was_refused_has_nothing_to_train(tmp_path: Path) -> None:
+    text = line_of(tmp_path, [refused(0, *REFUSALS["vLLM"])])
+    assert (
+        text.startswith("no ") and "the engine refused all of its calls, the first with HTTP 400: This model's" in text
+    )
+
+
+def test_a_conversation_that_is_shortened_after_a_refusal_still_breaks(tmp_path: Path) -> None:
+    calls = conversation(2, sampling=PLAIN)
+    later = line(3, [900, 901], [902], messages=calls[1]["request"]["body"]["messages"][-1:], text="x", sampling=PLAIN)
+    seen = tokens(tmp_path, [*calls, refused(2, *REFUSALS["vLLM"]), later])
+    again = tokens(tmp_path / "without", [*calls, {**later, "metadata": {**later["metadata"], "call": 2}}])
+    assert [found.before for found in seen.breaks] == [found.before for found in again.breaks]
+    assert seen.training_grade == again.training_grade
+
+
+def cut(number: int, **metadata: Any) -> dict[str, Any]:
+    call = line(number, [1, 2], [3], outcome="aborted", sampling=PLAIN, **metadata)
+    call["metadata"]["token_capture"]["unavailable"] = {
+        "completion_token_ids": {"reason": "request_failed", "code": "stream_aborted", "detail": "the agent left"}
+    }
+    return call
+
+
+def test_a_time_out_that_cuts_the_last_call_costs_nothing(tmp_path: Path) -> None:
+    """The agent was stopped before it had the whole reply: nothing of it reached the environment."""
+    text = line_of(tmp_path, [*conversation(2, sampling=PLAIN), cut(2), cut(3)], error="timed out", reward=0.0)
+    assert text.startswith("yes") and text.endswith("2 last calls cut off, not counted")
+    assert "call 2 was cut off with the rollout" in run(tmp_path / "job", "--explain").stdout
+
+
+def test_a_call_that_was_cut_before_others_is_missing(tmp_path: Path) -> None:
+    first, second = conversation(2, sampling=PLAIN)
+    second["metadata"]["call"] = 2
+    assert line_of(tmp_path, [first, cut(1), second]).startswith("no ")
+
+
+def test_a_rollout_of_one_call_that_was_cut_has_nothing_to_train(tmp_path: Path) -> None:
+    assert line_of(tmp_path, [cut(0)]).startswith("no ")
+
+
+def test_a_side_call_after_the_cut_call_does_not_make_it_count(tmp_path: Path) -> None:
+    title = line(3, [5, 6], [7], call_purpose="title", sampling=PLAIN)
+    assert line_of(tmp_path, [*conversation(2, sampling=PLAIN), cut(2), title]).startswith("yes")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "versions"),
+    [
+        ({}, []),
+        ({"policy_version": "1"}, ["1"]),
+        ({"policy_version": "1", "policy_version_end": "2"}, ["1", "2"]),
+        ({"policy_version": None, "policy_version_end": "2"}, ["2"]),
+        ({"policy_version": "2", "policy_version_end": "2"}, ["2"]),
+        ({"policy_version": 7, "policy_version_end": 8}, ["7", "8"]),
+    ],
+)
+def test_weights_that_were_updated_in_flight_are_both_versions(
+    tmp_path: Path, metadata: dict[str, Any], versions: list[str]
+) -> None:
+    seen = tokens(tmp_path, conversation(2, **metadata))
+    assert [list(segment.policy_versions) for segment in seen.segments] == [versions]
+    [first, _] = seen.captured_calls
+    assert [first["policy_version"], first["policy_version_end"]] == [*versions, None, None][:2]
 
 
 # what is not whole
@@ -377,8 +502,8 @@ def test_training_grade_with_a_known_bias_is_said_to_be_both(tmp_path: Path) -> 
     told = run(tmp_path / "job")
     assert told.stdout.splitlines()[-1].startswith("4 of 4 rollouts are training-grade")
     assert told.stderr == (
-        "2 training-grade rollouts sampled with temperature 0.7 and a tool grammar (tool_choice): whole, but with "
-        "logprobs that are biased for importance ratios (--explain)\n"
+        "2 training-grade rollouts sampled with temperature 0.7 and a tool grammar (tool_choice): complete, but their "
+        "logprobs are biased for importance ratios (--explain)\n"
     )
     assert run(tmp_path / "job", "--explain").stderr == run(tmp_path / "job", "--json").stderr == ""
 
