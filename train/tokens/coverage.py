@@ -149,7 +149,7 @@ def explain(tokens: RolloutTokens, prevented: Sequence[Break] = ()) -> Iterator[
     for call in tokens.summary.refused:
         yield f"call {call.number} was refused: {call.refusal}; nothing was sampled, so nothing is missing"
     for call in tokens.summary.cut:
-        yield f"call {call.number} was cut off with the rollout: its reply never reached the agent whole; it is not counted"
+        yield f"call {call.number} was cut off with the rollout: the agent never had its reply, so it is not counted"
     for call in tokens.summary.counted:
         if call.complete or call.capture is None:
             continue
