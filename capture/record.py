@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -25,8 +24,10 @@ FIELDS: Final = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 #: Engines clamp a logprob of minus infinity, and one they do not have, to -9999.0 (vLLM 0.32, `protocol.py`).
 CLAMPED: Final = -9999.0
-#: The largest float: an int beyond it is as little a logprob as infinity.
-LARGEST: Final = sys.float_info.max
+#: A probability of 1 may come out of an engine's rounding as a logprob this far above 0.
+ROUNDING: Final = 1e-4
+#: How far the probabilities of a token's alternatives may sum above 1 by rounding.
+SUM_ROUNDING: Final = 1e-2
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +59,13 @@ class Completion:
 
     @property
     def complete(self) -> bool:
-        """Ids and logprobs are here, one finite logprob an id. A choice of no ids is complete with no logprobs."""
+        """Ids and logprobs are here, one logprob per id. A choice of no ids is complete with no logprobs."""
         return (
             self.token_ids is not None
             and self.logprobs is not None
             and len(self.token_ids) == len(self.logprobs)
             and are_logprobs(self.logprobs)
+            and (not isinstance(self.top_logprobs, list) or are_alternatives(self.top_logprobs))
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -81,8 +83,8 @@ class Completion:
 
 
 def is_logprob(value: object) -> bool:
-    """A finite number that an engine can mean: bools, NaN, infinities and the -9999 clamp are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and CLAMPED < value <= LARGEST
+    """Whether it is the natural log of a probability: a number that is not clamped, NaN or infinite, nor above 0."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and CLAMPED < value <= ROUNDING
 
 
 def are_logprobs(values: Sequence[object]) -> bool:
@@ -90,12 +92,25 @@ def are_logprobs(values: Sequence[object]) -> bool:
     if not set(map(type, values)) <= {float, int}:
         return all(is_logprob(value) for value in values)
     numbers: Sequence[float] = values  # type: ignore[assignment]
-    try:
-        # A sum is finite only where each of them is, and made in a fifth of the time that asking each takes.
-        finite = math.isfinite(sum(numbers, 0.0)) or all(map(math.isfinite, numbers))
-    except OverflowError:  # an int that no float holds
-        return False
-    return not numbers or (finite and min(numbers) > CLAMPED)
+    # NaN compares as neither larger nor smaller: only a sum shows it.
+    return not numbers or (min(numbers) > CLAMPED and max(numbers) <= ROUNDING and not math.isnan(sum(numbers, 0.0)))
+
+
+def are_alternatives(top_logprobs: Sequence[object]) -> bool:
+    """Whether the alternatives of each token, `[[{"token", "logprob"}, ...], ...]`, can be of one distribution: their
+    probabilities sum to 1 at most, those of logits (vLLM's `raw_logits` mode) to more. What is no number is left out.
+    """
+    for alternatives in top_logprobs:
+        total = 0.0
+        for row in alternatives if isinstance(alternatives, list) else ():
+            value = row.get("logprob") if isinstance(row, dict) else None
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                if value > ROUNDING:
+                    return False
+                total += math.exp(value)
+        if total > 1 + SUM_ROUNDING:
+            return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +244,8 @@ def _explained(
         missing["logprobs"] = Unavailable(
             "not_returned",
             "count_mismatch_ids_logprobs",
-            "the engine did not return one finite logprob per sampled id; upgrade the engine, or start the proxy "
-            "with --buffered",
+            "there is not one logprob (finite, not above 0) per sampled id; upgrade the engine, start it with "
+            "--logprobs-mode raw_logprobs (vLLM), or start the proxy with --buffered",
         )
     return missing
 

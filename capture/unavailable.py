@@ -109,6 +109,11 @@ CODES: Final[dict[str, tuple[str, str]]] = {
         _NOT_RETURNED,
         "a logprob was NaN or infinite: the model's logits were broken at that token; look at its weights and dtype",
     ),
+    "logits_not_logprobs": (
+        _NOT_RETURNED,
+        "a logprob was above 0, or the probabilities of a token's alternatives sum above 1: these are logits; start "
+        "vLLM with --logprobs-mode raw_logprobs",
+    ),
     "ids_malformed": (
         _NOT_RETURNED,
         "the engine sent token ids that are no non-negative integers; look at its version",
@@ -126,6 +131,21 @@ CODES: Final[dict[str, tuple[str, str]]] = {
         "the agent closed the connection before the reply was over, and SGLang sends ids only at its end",
     ),
     "stream_error": (_FAILED, "the engine's reply broke off or held an error; what came is kept; look at its log"),
+    "reply_not_finished": (
+        _FAILED,
+        "the engine ended the reply before the model did (finish_reason {reason}), as one that is stopped, or whose "
+        "weights change, does; what came is kept; make the call again",
+    ),
+    "error_beside_choices": (
+        _FAILED,
+        "the engine's answer has an error beside its choices, so the reply broke off; what came is kept; look at its "
+        "log",
+    ),
+    "answers_mixed": (
+        _NOT_RETURNED,
+        "the {what} changed within one answer, so it has the tokens of more than one call; look at the gateway before "
+        "the engine",
+    ),
     "upstream_http_error": (_FAILED, "the engine answered HTTP {status}; its message is in response.body"),
 }
 

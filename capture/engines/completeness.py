@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from capture.engines.answer.answer import Answer
 from capture.engines.base import Engine
-from capture.record import FIELDS, Completion, Unavailable
+from capture.record import FIELDS, Completion, Unavailable, are_alternatives
 from capture.unavailable import why
 
 
@@ -28,10 +28,13 @@ def of_cut_short(engine: Engine, answer: Answer, outcome: str, completions: list
 
 
 def of_finished(engine: Engine, answer: Answer, completions: list[Completion]) -> dict[str, Unavailable]:
-    """Of a call that was answered to its end: nothing, where the engine's own counts agree."""
+    """Of a call whose answer came to its end: nothing, where the model ended it and the engine's own counts agree."""
     missing = dict(answer.upstream.unavailable)
     known = set(missing)
     hidden = answer.request.get("include_reasoning") is False
+    if (unfinished := answer.unfinished) is not None:
+        missing.setdefault("completion_token_ids", unfinished)
+        missing.setdefault("logprobs", unfinished)
     if len(completions) < answer.expected:
         for name in ("completion_token_ids", "logprobs"):
             missing.setdefault(name, why("choices_missing" if completions else "no_choices"))
@@ -40,6 +43,13 @@ def of_finished(engine: Engine, answer: Answer, completions: list[Completion]) -
             missing.setdefault("completion_token_ids", why("ids_malformed"))
         if choice.problem:
             missing.setdefault("logprobs", why(choice.problem))
+    if any(not are_alternatives(completion.top_logprobs or ()) for completion in completions):
+        missing.setdefault("logprobs", why("logits_not_logprobs"))
+    changed = answer.sampled.changed or (None if answer.several_prompts else answer.sampled.prompts_differ())
+    if changed is not None:
+        mixed = why("answers_mixed", what=changed)
+        for name in FIELDS:
+            missing.setdefault(name, mixed)
     if any(completion.token_ids is None for completion in completions):
         code = "hidden_by_include_reasoning" if hidden else engine.ids_missing(answer)
         sampled = sum(len(completion.token_ids or ()) for completion in completions)

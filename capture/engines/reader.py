@@ -20,6 +20,8 @@ from capture.record import Completion, Ids, TokenCapture
 
 #: Of n choices each may come with the prompt again; where it is shorter than this it is parsed.
 CUT_AGAIN: Final = 4096
+#: The name of an event that is an error, whatever its data looks like.
+ERROR_EVENT: Final = b"error"
 _PROMPT_KEYS: Final = (b'"prompt_token_ids":', b'"input_ids":')
 
 
@@ -48,12 +50,16 @@ class Reader(Answer):
 
     # a stream
 
-    def event(self, data: bytes) -> bytes | None:
-        """One event's JSON text in; what the agent gets out: the same object when nothing had to change, or None.
+    def event(self, data: bytes, name: bytes | None = None) -> bytes | None:
+        """One event's JSON text in, and its `name` where it has one; what the agent gets out: the same object when
+        nothing had to change, or None.
 
         Two events, each with its `data: `, where one was kept back that had to go first.
         Never raises: what cannot be read is passed on as it is.
         """
+        if name == ERROR_EVENT:
+            self._fail(self._loads(data) or data.decode("utf-8", "replace"))
+            return data
         begins = self._begins
         if begins is not None and data.startswith(begins) and (found := self._parts(data, begins)) is not None:
             return found.given if found.given is None or found.finish is None else self._unless_last(found.given)
@@ -73,12 +79,15 @@ class Reader(Answer):
         # What should have been the last chunk was not: both go out, in the order they came in.
         return self._unless_last(given) if before is None else before + b"\n\ndata: " + given.replace(b"\n", b" ")
 
-    def chunk(self, data: bytes) -> dict[str, Any] | None:
+    def chunk(self, data: bytes, name: bytes | None = None) -> dict[str, Any] | None:
         """One event's JSON text in, for a dialect that translates it: the chunk as parsed, nothing taken out.
 
         Of a regular chunk, whose logprob nobody asked for, its text and its finish alone. None for an error, which
         `error` then holds, and for what cannot be read. Never raises.
         """
+        if name == ERROR_EVENT:
+            self._fail(self._loads(data) or data.decode("utf-8", "replace"))
+            return None
         begins = self._begins
         if begins is not None and data.startswith(begins) and (found := self._parts(data, begins)) is not None:
             delta = {} if found.field is None else {found.field: found.text}
@@ -115,12 +124,17 @@ class Reader(Answer):
             self.unreadable = True
             return None, cut
         if _is_error(chunk):
-            self.error = chunk
-            self._assembler.fail(chunk)
+            self._fail(chunk)
             return None, cut
         self.sampled.take(chunk)
         self._assembler.add(chunk)
         return chunk, cut
+
+    def _fail(self, error: Any) -> None:
+        """An error in the stream, in place of a chunk."""
+        self.started = True
+        self.error = error if isinstance(error, dict) else {"error": {"message": str(error)}}
+        self._assembler.fail(self.error)
 
     def _unless_last(self, given: bytes) -> bytes | None:
         """Keeps the last chunk back: what belongs on it comes with the count, which is not the agent's."""
@@ -183,8 +197,7 @@ class Reader(Answer):
                 rest = rest.replace(array, key + b"false")
             value = self._loads(data[:first] + b"false" + rest)
             if isinstance(value, dict) and prompts_cut(value) == count:
-                if self.sampled.prompt is None:
-                    self.sampled.prompt = ids
+                self.sampled.take_prompt(ids)
                 return value, True
         return self._loads(data), False
 
@@ -237,6 +250,12 @@ class Reader(Answer):
             ]
         return body
 
+    @property
+    def _broke_off(self) -> bool:
+        """Whether the engine itself ended the reply too early, and not the connection."""
+        whole = self.finished or not self.streamed or bool(self.sampled.error)
+        return whole and self.unfinished is not None
+
     def capture(self, outcome: str, *, status: int, failure: str | None = None) -> TokenCapture:
         """What was sampled, with a reason for whatever is missing. `outcome` is ok, error, aborted or truncated.
 
@@ -247,7 +266,7 @@ class Reader(Answer):
             missing = of_failed(status, failure)
         else:
             completions = self.sampled.completions(several_prompts=self.several_prompts)
-            if outcome in ("aborted", "truncated") or self.error is not None:
+            if outcome == "aborted" or self.error is not None or (outcome == "truncated" and not self._broke_off):
                 missing = of_cut_short(self.engine, self, outcome, completions)
             else:
                 missing = of_finished(self.engine, self, completions)

@@ -53,7 +53,7 @@ class DialectTranslator(Translator):
     def event(self, reader: Reader, event: Event) -> bytes:
         assert event.data is not None
         first = not reader.started
-        chunk = reader.chunk(event.data)
+        chunk = reader.chunk(event.data, event.event)
         if chunk is None:
             return b""
         if first:

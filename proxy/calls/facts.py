@@ -75,7 +75,9 @@ class Facts:
             self.policy_version_end = policy_version
 
     def capture(self, reader: Reader | None, wanted: bool, readable: bool) -> TokenCapture | None:
-        """The call's token capture; None when capture is off."""
+        """The call's token capture; None when capture is off. One that the engine broke off is `truncated`."""
+        if self.outcome == "ok" and reader is not None and reader.unfinished is not None:
+            self.outcome = "truncated"
         if not wanted:
             return None
         if self.capture_failed is not None:

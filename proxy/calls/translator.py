@@ -101,7 +101,7 @@ class PassThrough(Translator):
         data = event.data
         assert data is not None
         try:
-            given = reader.event(data)
+            given = reader.event(data, event.event)
         except Exception as error:
             self._on_fault(error)
             return event.raw

@@ -93,7 +93,7 @@ async def probe(replica: Replica, settings: Settings) -> tuple[bool, str]:
         decoder = Decoder()
         for event in [*decoder.feed(data), *decoder.flush()]:
             if event.data and event.data != b"[DONE]":
-                reader.event(event.data)
+                reader.event(event.data, event.event)
     capture = reader.capture("ok", status=200)
     return capture.complete, f"{name}: {_verdict(capture)}"
 

@@ -188,13 +188,16 @@ def test_sglang_flushes_logprobs_on_chunks_of_their_own_which_are_the_agents_if_
     assert len(seen) == 1
 
 
-def test_vllm_sends_steps_without_text_for_ids_only() -> None:
-    """With logprobs alone vLLM (0.32) leaves such a step out, so an agent that asked for those would not have it."""
+def test_a_step_without_text_reaches_an_agent_that_asked_for_what_it_has() -> None:
+    """Where ids are not asked for vLLM (0.32) sends no such step, and so loses its logprobs (`serving.py`). Through us
+    the agent gets them: it never loses what it asked for.
+    """
     step = {"index": 0, "delta": {}, "finish_reason": None, "token_ids": [7], **entries(-0.5)}
     end = {"index": 0, "delta": {}, "finish_reason": "stop", "token_ids": [8], **entries(-0.5)}
     chunks = [{"choices": [step]}, {"choices": [end]}, {"choices": [], "usage": {"completion_tokens": 2}}]
-    assert len(streamed(chunks, logprobs=True)[1]) == 1
-    assert len(streamed(chunks, return_token_ids=True)[1]) == 2
+    for asked in ({"logprobs": True}, {"return_token_ids": True}):
+        assert len(streamed(chunks, **asked)[1]) == 2
+    assert len(streamed(chunks)[1]) == 1
 
 
 def test_kimis_prompt_count_is_three_low_and_nothing_else_is_forgiven() -> None:

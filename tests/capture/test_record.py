@@ -13,7 +13,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from capture.errors import RecordError
-from capture.record import FIELDS, Completion, Ids, TokenCapture, Unavailable, are_ids, are_logprobs, is_logprob
+from capture.record import (
+    FIELDS,
+    ROUNDING,
+    Completion,
+    Ids,
+    TokenCapture,
+    Unavailable,
+    are_alternatives,
+    are_ids,
+    are_logprobs,
+    is_logprob,
+)
 
 ids = st.lists(st.integers(0, 200_000), max_size=12)
 #: Few values, many of them beginnings of each other as text.
@@ -100,24 +111,49 @@ def plain_digest(told: dict[str, Any]) -> str:
     return "sha256:" + hashlib.sha256(json.dumps(told, separators=(",", ":")).encode()).hexdigest()
 
 
-#: Any logprob, and those about which writers of JSON differ: below 1e-4 and beyond 1e15.
+#: Any logprob, and those about which writers of JSON differ: below 1e-4.
 logprobs = (
     st.floats(-9998, 0)
-    | st.floats(-2e-4, 2e-4)
-    | st.floats(1e14, 1e17)
-    | st.floats(0, allow_nan=False, allow_infinity=False)
-    | st.integers(-9998, 5)
-    | st.sampled_from([0.0, -0.0, -1e-4, -9.999999747378752e-05, -1.1920928955078125e-07, -5e-324, 1e15, 1e16])
+    | st.floats(-2e-4, ROUNDING)
+    | st.integers(-9998, 0)
+    | st.sampled_from([0.0, -0.0, -1e-4, -9.999999747378752e-05, -1.1920928955078125e-07, -5e-324, ROUNDING])
+)
+others = st.floats(ROUNDING, exclude_min=True) | st.sampled_from(
+    [math.nan, math.inf, -math.inf, -9999.0, 1.7e308, -1.7e308, True, None, 10**400, 1, 1e15, 12.5]
 )
 
 
-@given(
-    st.lists(
-        logprobs | st.sampled_from([math.nan, math.inf, -math.inf, -9999.0, 1.7e308, -1.7e308, True, None, 10**400])
-    )
-)
+@given(st.lists(logprobs | others))
 def test_logprobs_are_judged_together_as_each_alone(values: list[Any]) -> None:
     assert are_logprobs(values) == all(map(is_logprob, values))
+
+
+@given(others)
+def test_what_is_no_logprob(value: Any) -> None:
+    assert not is_logprob(value) and not are_logprobs([-0.5, value])
+
+
+@pytest.mark.parametrize(
+    ("alternatives", "possible"),
+    [
+        ([], True),
+        ([[]], True),
+        ([[{"token": "a", "logprob": -0.1}, {"token": "b", "logprob": -2.4}]], True),
+        ([[{"token": "a", "logprob": 0.0}, {"token": "b", "logprob": -9999.0}]], True),
+        ([[{"token": "a", "logprob": 1e-6}]], True),
+        ([[{"token": "a", "logprob": -math.log(20) + 1e-4}] * 20], True),
+        ([[{"token": "a", "logprob": None}, 3, {}], None, "x"], True),
+        ([[{"token": "a", "logprob": 0.5}]], False),
+        ([[], [{"token": "a", "logprob": -0.1}, {"token": "b", "logprob": -0.2}]], False),
+        ([[{"token": "a", "logprob": -0.5}] * 3], False),
+        ([[{"token": "a", "logprob": math.inf}]], False),
+        ([[{"token": "a", "logprob": 10**400}]], False),
+    ],
+)
+def test_alternatives_sum_to_one_at_most(alternatives: list[Any], possible: bool) -> None:
+    assert are_alternatives(alternatives) is possible
+    choice = Completion(0, Ids.of([5]), ["a"], [-0.1], alternatives)
+    assert choice.complete is possible
 
 
 @given(ids, st.lists(st.lists(logprobs, max_size=8), min_size=1, max_size=3))

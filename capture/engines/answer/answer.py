@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from capture.engines.answer.choices import Sampled
 from capture.engines.request import UpstreamRequest
 from capture.engines.wires import COMPLETIONS
+from capture.record import Unavailable
+from capture.unavailable import why
+
+#: The finish reasons of a reply that came to its end, or to the bound that the request set: OpenAI's, and
+#: `repetition` (vLLM), `eos_token` and `stop_sequence` (TGI). Any other, such as `abort` or `error`, is a reply that
+#: broke off.
+FINISHED: Final = frozenset({
+    "stop", "length", "tool_calls", "function_call", "content_filter", "repetition", "eos_token", "stop_sequence",
+})  # fmt: skip
 
 
 class Answer:
@@ -37,6 +46,19 @@ class Answer:
     def finished(self) -> bool:
         """Every choice that was asked for has its finish reason."""
         return self.sampled.finished >= self.expected
+
+    @property
+    def unfinished(self) -> Unavailable | None:
+        """Why an answer that came without an error in its place is still no reply that the model ended; None where it
+        is one. An engine that is stopped, or whose weights change, answers 200 with what was sampled so far.
+        """
+        if self.sampled.error:
+            return why("error_beside_choices")
+        for choice in self.sampled.choices.values():
+            if not isinstance(choice.finish_reason, str) or choice.finish_reason not in FINISHED:
+                reason = "null" if choice.finish_reason is None else str(choice.finish_reason)[:80]
+                return why("reply_not_finished", reason=reason)
+        return None
 
     @property
     def streamed(self) -> bool:

@@ -8,15 +8,18 @@ spelled `token_id:123`) where every entry has one. An empty list counts, null fa
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from operator import itemgetter
 from typing import Any, Final
 
 from capture.assemble import NESTED, SAMPLED_IDS
-from capture.record import CLAMPED, Completion, Ids, are_ids, are_logprobs, is_logprob
+from capture.record import CLAMPED, ROUNDING, Completion, Ids, are_ids, are_logprobs, is_logprob
 
 _LOGPROB: Final = itemgetter("logprob")
 _TOKEN: Final = itemgetter("token")
+#: The largest float: an int beyond it is no number of an engine's either.
+LARGEST: Final = sys.float_info.max
 _SPELLED: Final = re.compile(r"token_id:([0-9]{1,18})")
 
 
@@ -33,20 +36,28 @@ class Sampled:
         self.usage: dict[str, Any] = {}
         self.choices: dict[int, Choice] = {}
         self.finished = 0
+        #: What changed within the answer though one call has only one of it: its id, model or prompt.
+        self.changed: str | None = None
+        #: An error that stands beside choices, in the answer or in one of them.
+        self.error: Any = None
+        self._id: str | None = None
+        self._model: str | None = None
 
     def take(self, body: dict[str, Any]) -> None:
         """Reads one chunk, or a whole body. What is not of a known shape is passed over, and missed at the end."""
         usage = body.get("usage")
         if isinstance(usage, dict):
             self.usage = usage
+        self._id = self._same("id", self._id, body.get("id"))
+        self._model = self._same("model", self._model, body.get("model"))
+        self.error = self.error or body.get("error")
         ext = body.get("sglext")
         ext = ext if isinstance(ext, dict) else None
-        if self.prompt is None:
-            self.prompt = Ids.from_json(body.get("prompt_token_ids"))
-            if self.prompt is None and ext is not None:
-                self.prompt = Ids.from_json(ext.get("input_ids"))
-            if self.prompt is None and isinstance(more := body.get("provider_specific_fields"), dict):
-                self.prompt = Ids.from_json(more.get("prompt_token_ids"))
+        self.take_prompt(Ids.from_json(body.get("prompt_token_ids")))
+        if ext is not None:
+            self.take_prompt(Ids.from_json(ext.get("input_ids")))
+        if isinstance(more := body.get("provider_specific_fields"), dict):
+            self.take_prompt(Ids.from_json(more.get("prompt_token_ids")))
         choices = body.get("choices")
         if isinstance(choices, list):
             for position, part in enumerate(choices):
@@ -59,6 +70,23 @@ class Sampled:
                 choice = self._choice(index)
                 if choice.ids is None:
                     choice.add_ids(ids)
+
+    def take_prompt(self, prompt: Ids | None) -> None:
+        """The ids of the one prompt, where they are told at the top of a body; each chunk may repeat them."""
+        if prompt is None:
+            return
+        if self.prompt is None:
+            self.prompt = prompt
+        elif self.prompt != prompt:
+            self.changed = self.changed or "prompt"
+
+    def _same(self, name: str, before: str | None, now: Any) -> str | None:
+        """The value that the chunks of one call share; "" and null are absent."""
+        if not isinstance(now, str) or not now or now == before:
+            return before
+        if before is not None:
+            self.changed = self.changed or name
+        return before or now
 
     def _choice(self, index: int) -> Choice:
         choice = self.choices.get(index)
@@ -76,6 +104,12 @@ class Sampled:
             return self.prompt
         return next((choice.prompt for choice in self.choices.values() if choice.prompt is not None), None)
 
+    def prompts_differ(self) -> str | None:
+        """`prompt` where the choices of a call with one prompt carry the ids of several."""
+        prompt = self.prompt_ids()
+        others = (choice.prompt for choice in self.choices.values() if choice.prompt is not None)
+        return "prompt" if any(other != prompt for other in others) else None
+
     def completions(self, *, several_prompts: bool) -> list[Completion]:
         """The choices in order of their index; each with its own prompt's ids where there are several prompts."""
         shared = self.prompt_ids()
@@ -89,8 +123,8 @@ class Choice:
     """What one choice sampled so far. A value that is no logprob keeps its place as None, with `problem` saying why."""
 
     __slots__ = (
-        "echoed", "entry_ids", "finish_reason", "ids", "logprobs", "malformed", "problem", "prompt", "saw_logprobs",
-        "tokens", "top",
+        "_last", "echoed", "entry_ids", "finish_reason", "ids", "logprobs", "malformed", "problem", "prompt",
+        "saw_logprobs", "tokens", "top",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -105,11 +139,14 @@ class Choice:
         self.finish_reason: Any = None
         self.malformed = False
         self.problem: str | None = None
+        #: From which of `logprobs` on the entries of the last chunk are.
+        self._last = 0
 
     def take(self, part: dict[str, Any], whole: Sampled) -> None:
         finish = part.get("finish_reason")
         if finish not in (None, "") and self.finish_reason is None:  # some engines write "" before the end
             whole.finish(self, finish)
+        whole.error = whole.error or part.get("error")
         ids: Any = None
         prompt: Any = None
         for place in _places(part):
@@ -122,17 +159,22 @@ class Choice:
                 prompt = place.get("prompt_token_ids")
         if ids is not None:
             self.add_ids(ids)
-        if prompt is not None and self.prompt is None:
-            self.prompt = Ids.from_json(prompt)
+        if prompt is not None:
+            told = Ids.from_json(prompt)
+            if self.prompt is None:
+                self.prompt = told
+            elif told is not None and told != self.prompt:
+                whole.changed = whole.changed or "prompt"
         logprobs = part.get("logprobs")
         if isinstance(logprobs, dict):
-            self._logprobs(logprobs, whole)
+            self._logprobs(logprobs, whole, len(ids) if isinstance(ids, list) else None)
 
     def one_token(self, token_id: int, logprob: float, token: str) -> None:
         """One more token, whose entry names no id: what `take` does with a chunk of that alone."""
         if self.ids is None:
             self.ids = []
         self.ids.append(token_id)
+        self._last = len(self.logprobs)
         self.logprobs.append(logprob)
         self.tokens.append(token)
         self.saw_logprobs = True
@@ -147,7 +189,8 @@ class Choice:
         else:
             self.ids += ids
 
-    def _logprobs(self, logprobs: dict[str, Any], whole: Sampled) -> None:
+    def _logprobs(self, logprobs: dict[str, Any], whole: Sampled, new_ids: int | None) -> None:
+        """`new_ids`: how many ids came in the same chunk; None where none did."""
         content = logprobs.get("content")
         entries = content if isinstance(content, list) else _legacy(logprobs)
         if entries is None:
@@ -158,10 +201,47 @@ class Choice:
             self.echoed = self.echoed if self.echoed is not None else []
             self.echoed += [entry if isinstance(entry, dict) else {} for entry in entries]
             return
+        entries = self._without_repeated(entries, new_ids)
         for place, entry in enumerate(entries):
             self._entry(entry if isinstance(entry, dict) else {}, whole.top)
             if place == 0 and len(entries) > 1 and not whole.top and self._plain(entries[1:]):
                 break
+
+    def _without_repeated(self, entries: list[Any], new_ids: int | None) -> list[Any]:
+        """The entries of a chunk without those that earlier chunks had, where each chunk repeats them all.
+
+        With ids in the chunk their number tells. Without (SGLang sends ids at the end) a list of two or more that the
+        next one begins with is taken for such.
+        """
+        before, self._last = self._last, len(self.logprobs)
+        known = len(self.logprobs)
+        if not known or len(entries) <= known - before or len(entries) < 2:
+            return entries
+        if new_ids is not None:
+            repeated = known if len(entries) == known + new_ids and new_ids else 0
+        else:
+            repeated = known - before if known - before > 1 else 0
+        if not repeated or not self._begins(entries, known - repeated, repeated):
+            return entries
+        if new_ids is None and known > repeated:  # the first two chunks could not be told apart from new entries
+            self._forget(known - repeated)
+        self._last = 0
+        return entries[repeated:]
+
+    def _begins(self, entries: list[Any], start: int, count: int) -> bool:
+        """Whether `entries` begin with the `count` entries that are known from `start` on."""
+        for known, entry in enumerate(entries[:count], start):
+            if not isinstance(entry, dict) or entry.get("logprob") != self.logprobs[known]:
+                return False
+            if entry.get("token") != self.tokens[known]:
+                return False
+        return True
+
+    def _forget(self, count: int) -> None:
+        """Takes the first `count` entries away."""
+        del self.logprobs[:count], self.tokens[:count], self.top[:count]
+        if self.entry_ids is not None:
+            del self.entry_ids[:count]
 
     def _plain(self, entries: list[Any]) -> bool:
         """Takes entries of which only token and logprob are wanted, at once; False where one has to be looked at."""
@@ -283,4 +363,6 @@ def _no_logprob(value: Any) -> str:
     """The code for a value that is no logprob. No sentinel stands for one that nobody has."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return "logprob_missing_for_token"
-    return "logprob_clamped" if value <= CLAMPED else "logprob_not_finite"
+    if value <= CLAMPED:
+        return "logprob_clamped"
+    return "logits_not_logprobs" if ROUNDING < value <= LARGEST else "logprob_not_finite"

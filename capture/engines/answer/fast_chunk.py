@@ -8,13 +8,12 @@ begin alike are read by their parts. Anything else about a chunk, and it is pars
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Final, NamedTuple
 
 import orjson
 
-from capture.record import CLAMPED
+from capture.record import is_logprob
 
 #: Keys that must be null where nobody asked, for `Parts.given` to be what an agent gets.
 MUTED: Final = frozenset(("logprobs", "token_ids"))
@@ -66,7 +65,7 @@ def parts(data: bytes, begins: bytes) -> Parts | None:
         text, token, logprob, token_id, finish, stop = orjson.loads(b"[%b,%b,%b,%b,%b,%b]" % written)
     except orjson.JSONDecodeError:  # no UTF-8, or a number that is written like none
         return None
-    if not CLAMPED < logprob < math.inf:
+    if not is_logprob(logprob):
         return None
     given = None
     if field is not None or finish is not None:

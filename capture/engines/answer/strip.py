@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from capture.assemble import ID_KEYS, NESTED, without_ids
+from capture.assemble import ID_KEYS, NESTED, SAMPLED_IDS, without_ids
 
 _WITH_IDS: Final = ID_KEYS | NESTED
+_SAMPLED: Final = (*SAMPLED_IDS, *NESTED)
 _EXT_KEYS: Final = ("input_ids", "output_ids")
 
 
@@ -46,17 +47,21 @@ class ResponseFilter(NamedTuple):
         return changed
 
     def is_ours(self, chunk: dict[str, Any], *, steps: bool) -> bool:
-        """Whether a chunk exists only because we asked: the counts, the ids, and where `steps` one without text."""
+        """Whether a chunk exists only because of what we added: counts, ids, and where `steps` one without text.
+
+        One with anything that the agent asked for is the agent's. vLLM (0.32) itself sends no chunk for a step whose
+        text a tool parser holds back, and so loses its logprobs; with ours the agent gets them.
+        """
         choices = chunk.get("choices")
         if not choices:
             ext, usage = chunk.get("sglext"), isinstance(chunk.get("usage"), dict)
             if isinstance(ext, dict) and any(not self._hides_ext(name) for name in ext):
                 return False
             return self.usage if usage else isinstance(ext, dict)
-        if not isinstance(choices, list) or not steps:
+        if not isinstance(choices, list) or not steps or self._asked_for(chunk):
             return False
         for choice in choices:
-            if not isinstance(choice, dict) or choice.get("finish_reason") is not None:
+            if not isinstance(choice, dict) or choice.get("finish_reason") is not None or self._asked_for(choice):
                 return False
             delta = choice.get("delta")
             if not isinstance(delta, dict):
@@ -65,6 +70,14 @@ class ResponseFilter(NamedTuple):
                 if value is not None:
                     return False
         return True
+
+    def _asked_for(self, place: dict[str, Any]) -> bool:
+        """Whether a chunk or a choice has ids or logprobs that the agent asked for."""
+        if not self.logprobs and place.get("logprobs"):
+            return True
+        if not self.prompt and place.get("prompt_token_ids"):
+            return True
+        return not self.sampled and any(place.get(key) for key in _SAMPLED)
 
     def _strip_ids(self, place: dict[str, Any]) -> bool:
         changed = False
