@@ -3,9 +3,9 @@
     python -m benchmarks.dialects [--rounds 5] [--chunks 300] [--body-kb 1,40] [--out FILE.json]
         [--require 'small: responses/chat cpu_us_chunk<=1.5'] ...
 
-One proxy with capture on stands before a fast double with vLLM's chunk shapes (benchmarks/fake_vllm.py). In each round
-every dialect gets each case in turn, so that whatever else the machine does falls on all of them. Processor time is the
-proxy's own, read from its process's clock before and after; what it still writes after the replies belongs to them.
+One proxy with capture on runs in front of a fast double with vLLM's chunk shapes (benchmarks/fake_vllm.py). In each
+round every dialect gets each case in turn, so that other load on the machine falls on all of them. Processor time is
+the proxy's own, read from its process's clock before and after; what it still writes after the replies belongs to them.
 
     cpu_us_request  processor time of a streamed call of two chunks
     cpu_us_chunk    what each further chunk costs: (a long call - a call of two chunks) / further chunks
@@ -78,7 +78,7 @@ def measured(target: Target, dialect: str, size: float, tools: int, chunks: int)
 
 
 def cost(target: Target, asked: bytes, count: int) -> float:
-    """Microseconds of processor time a call."""
+    """Microseconds of processor time per call."""
     load = Load(target.port, 16)
     try:
         load.run([asked], 16, limit=10)  # what is made once

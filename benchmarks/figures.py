@@ -47,7 +47,7 @@ COLUMNS = (
 
 
 def table(cases: Sequence[str], names: Sequence[str], runs: Runs) -> str:
-    """One Markdown table, a line for each case and target."""
+    """One Markdown table, one line per case and target."""
     head = ["case", "target", *(title for title, _ in COLUMNS), "ids and logprobs"]
     lines = [head, ["-"] * len(head)]
     for case in cases:
@@ -65,7 +65,7 @@ _REQUIRE = re.compile(r"(?:([\w.]+):\s*)?(\w+)(?:/(\w+))?\s+(\w+)\s*(<=|>=)\s*([
 
 
 def holds(text: str, runs: Runs) -> bool:
-    """Whether a requirement holds in each case that it is about; what it found is told. Raises `ValueError`."""
+    """Whether a requirement holds in each case that it is about; prints what it found. Raises `ValueError`."""
     found = _REQUIRE.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"--require {text!r}: it looks like 'paced64: ours/rllm cpu_us_chunk<=0.33'")
@@ -86,5 +86,5 @@ def holds(text: str, runs: Runs) -> bool:
         whose = f"{one}/{other}" if other else one
         print(f"{'holds' if kept else 'FAILS'}: {case}: {whose} {figure} {value:.3g} {sign} {bound}")
     if not seen:
-        print(f"FAILS: {text}: nothing was measured that it speaks of")
+        print(f"FAILS: {text}: nothing was measured that it is about")
     return good and seen

@@ -1,7 +1,7 @@
 """The benchmark's load client: many keep-alive connections on one epoll, reading replies with as little work as counts.
 
 A reply's end, its events and its first sampled token are found in the raw bytes; nothing is parsed. So the client costs
-a few microseconds a read, which the caller can see (`Result.client_cpu`) beside what the target cost.
+a few microseconds per read, which the caller can see (`Result.client_cpu`) beside what the target cost.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Load:
         self.epoll.close()
 
     def run(self, requests: Sequence[bytes], count: int, *, limit: float, at_least: int = 0) -> Result:
-        """Sends `count` requests, a stream its next when its last is answered.
+        """Sends `count` requests; a stream sends its next when its last is answered.
 
         No request begins after `limit` seconds, but the first `at_least`; what is unanswered after twice that is
         given up and counted as failed.
@@ -86,8 +86,8 @@ class Load:
             if now - self.started > 2 * limit + 5:
                 result.failed += self.busy
                 result.failure = result.failure or f"{self.busy} requests unanswered after {now - self.started:.0f} s"
-                for one in self.streams:
-                    self._disconnect(one)
+                for each in self.streams:
+                    self._disconnect(each)
                 break
             for fd, event in self.epoll.poll(1.0):
                 stream = self.by_fd.get(fd)

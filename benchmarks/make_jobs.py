@@ -3,7 +3,7 @@
     python benchmarks/make_jobs.py FOLDER [--rollouts 1000] [--calls 20] [--prompt-ids 20000]
 
 Each call's prompt begins with the prompt and sampled ids of the one before, as a captured agent's does, and its
-messages grow with it at about four characters a token. `--prompt-ids` is the mean over a rollout's calls.
+messages grow with it at about four characters per token. `--prompt-ids` is the mean over a rollout's calls.
 """
 
 from __future__ import annotations

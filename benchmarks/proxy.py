@@ -4,21 +4,21 @@
         [--out FILE.json] [--require 'paced64: ours/rllm cpu_us_chunk<=0.33'] ...
 
 A case is one kind of load (`--cases list` shows them); with `--streams`, `--chunks` and so on a case of your own is
-measured instead. In each round every target gets each case in turn, so that whatever else the machine does falls on
-all of them. The engine is a fast double with vLLM's chunk shapes and the load client is a few microseconds a read
-(benchmarks/fake_vllm.py, load.py): both share the cores with the target. Processor time is that of the target's process
+measured instead. In each round every target gets each case in turn, so that other load on the machine falls on all
+of them. The engine is a fast double with vLLM's chunk shapes and the load client is a few microseconds a read
+(benchmarks/fake_vllm.py, load.py); both share the cores with the target. Processor time is that of the target's process
 tree, read from its own clocks before and after; what it still writes after the reply belongs to the call.
 
     cpu_us_request  processor time of a call of two chunks with this case's body and prompt (unstreamed: of the call)
     cpu_us_chunk    what each further chunk costs: (a call of the case - the call of two chunks) / further chunks
     ttft_ms         time to the first token less that of `direct`, p50 and p99
-    chunks_s        streamed events a second that reached the client
+    chunks_s        streamed events per second that reached the client
     peak_mb         most resident memory of the tree meanwhile
     delivered       who has ids and logprobs: the target's own records (`complete`: of those, for each whole reply, the
                     part with every id and one logprob each), or else the reply itself
 
 Figures are medians over rounds with their range. `--require` compares medians, `case: a/b figure<=number`; without a
-case it must hold in each that has the figure. Exit 1 where one does not hold, 2 where a target cannot be had.
+case it must hold in each that has the figure. Exit 1 where one does not hold, 2 where a target is not available.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Case:
     stream: bool = True
     dialect: str = "chat"
     requests: int = 64
-    #: Seconds after which no further call begins, but one a stream.
+    #: Seconds after which no further call starts, except one per stream.
     limit: float = 10.0
     #: Not again for a target after its first round, where it takes a minute.
     once: tuple[str, ...] = ()
@@ -183,10 +183,10 @@ def delivered(recorded: tuple[int, int] | None, case: Case, result: Result) -> s
     if recorded is not None:
         calls, complete = recorded
         return f"{complete}/{result.whole} records" if complete == calls else f"{complete} of {calls} records complete"
-    said = re.sub(rb"\r\n[0-9a-f]+\r\n", b"", result.sample).replace(b" ", b"")  # without the frames of HTTP
-    ids = re.search(rb'"prompt_token_ids":\[\d', said) is not None
-    sampled = len(re.findall(rb'"token_ids":\[\d', said)) >= (case.chunks if case.stream else 1)
-    logprobs = said.count(b'"logprob":') >= case.chunks
+    body = re.sub(rb"\r\n[0-9a-f]+\r\n", b"", result.sample).replace(b" ", b"")  # without the frames of HTTP
+    ids = re.search(rb'"prompt_token_ids":\[\d', body) is not None
+    sampled = len(re.findall(rb'"token_ids":\[\d', body)) >= (case.chunks if case.stream else 1)
+    logprobs = body.count(b'"logprob":') >= case.chunks
     have = [name for name, there in (("prompt ids", ids), ("sampled ids", sampled), ("logprobs", logprobs)) if there]
     return "passes on " + (", ".join(have) or "neither ids nor logprobs")
 
@@ -229,14 +229,14 @@ def pace(port: int, case: Case) -> None:
 
 def quantile(values: list[float], part: float) -> float:
     """In milliseconds."""
-    held = sorted(values)
-    return held[min(len(held) - 1, int(part * len(held)))] * 1000 if held else float("nan")
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))] * 1000 if ordered else float("nan")
 
 
 def brief(figures: Figures) -> str:
     shown = {name: figures.get(name) for name in ("cpu_us_chunk", "cpu_us_request", "chunks_s", "peak_mb", "wall_s")}
-    told = ", ".join(f"{name} {value:,.1f}" for name, value in shown.items() if value is not None)
-    return f"{told}, client {figures['client_cpu']:.0%} of a core; {figures['delivered']}" + (
+    text = ", ".join(f"{name} {value:,.1f}" for name, value in shown.items() if value is not None)
+    return f"{text}, client {figures['client_cpu']:.0%} of a core; {figures['delivered']}" + (
         f"; {figures['failed']} failed: {figures['failure']}" if figures["failed"] else ""
     )
 

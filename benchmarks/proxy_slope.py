@@ -1,8 +1,8 @@
-"""Whether a call costs the same whatever came before it: sessions, calls of its session, bytes in its journal, ids.
+"""Whether the cost of a call grows with sessions, calls of its session, bytes in its journal, or ids.
 
     python -m benchmarks.proxy_slope [--repeat 5] [--require 1.3]
 
-Measures processor time a call on one proxy, with 1 to 1,000 sessions open and in use, at the first and the thousandth
+Measures processor time per call on one proxy, with 1 to 1,000 sessions open and in use, at the first and the thousandth
 call of a session, and behind a journal of 100 MB; then a call's cost against its prompt's ids. The load is that of the
 case `small` (benchmarks/proxy.py); each figure is the least of `--repeat` in turn, which other work on the machine
 changes least. With `--require N` the exit code is 1 where the last row of a table costs more than N times its first.
@@ -45,7 +45,7 @@ class WithAdmin(Ours):
         return str(made["api_key"]).encode()
 
     def cost(self, requests: list[bytes], count: int) -> float:
-        """Microseconds of processor time a call."""
+        """Microseconds of processor time per call."""
         load = Load(self.port, SMALL.streams)
         before = self.cpu()
         result = load.run(requests, count, limit=120)
@@ -129,7 +129,7 @@ def ids(target: WithAdmin, repeat: int) -> list[float]:
 
 
 def shown(what: str, rows: dict[int, float]) -> list[float]:
-    print(f"\n| {what} | CPU us a call |\n| - | - |")
+    print(f"\n| {what} | CPU us per call |\n| - | - |")
     for name, cost in rows.items():
         print(f"| {name:,} | {cost:,.0f} |", flush=True)
     return list(rows.values())

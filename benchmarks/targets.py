@@ -1,4 +1,4 @@
-"""What stands between client and engine in the benchmark: each target's environment, how it starts, what it recorded.
+"""The targets between client and engine: each one's environment, how it starts, what it recorded.
 
 `direct` is the engine itself. Everything else is a process of its own on a free port, with one worker process where it
 has workers, in the setting that its makers recommend for production as far as there is one.
@@ -22,7 +22,7 @@ ENVIRONMENTS = Path.home() / ".cache" / "capture-bench"
 
 
 class Missing(Exception):
-    """A target that cannot be had here, and why."""
+    """A target that is not available here; the text says why."""
 
 
 class Target:

@@ -3,7 +3,7 @@
     python -m benchmarks.train [--rollouts 1000] [--calls 20] [--prompt-ids 20000] [--folder FOLDER] [--repeat 1]
 
 Makes the job where it is not there yet (about 4 GB at the defaults), reads it once to warm the page cache, then times
-each command and its naive counterpart in turn, each in a process of its own, and prints rows and megabytes a second,
+each command and its naive counterpart in turn, each in a process of its own, and prints rows and megabytes per second,
 the peak of resident memory, and how many times faster ours is: by the clock, and by processor time, which other work on
 the machine changes less. With `--repeat` the best of several runs counts, for both.
 """
@@ -41,7 +41,7 @@ def naive_calls(job: Path) -> Iterator[tuple[Row, list[Row]]]:
 
 def naive_sequence(calls: list[Row]) -> tuple[list[int], list[int], list[int], list[float]] | None:
     """Prompt, completion, mask and logprobs of a conversation; None where it breaks or is not complete."""
-    held: list[int] = []
+    sequence: list[int] = []
     prompt: list[int] = []
     mask: list[int] = []
     logprobs: list[float] = []
@@ -52,15 +52,15 @@ def naive_sequence(calls: list[Row]) -> tuple[list[int], list[int], list[int], l
             return None
         if number == 0:
             prompt = ids
-        elif ids[: len(held)] != held:
+        elif ids[: len(sequence)] != sequence:
             return None
         else:
-            mask += [0] * (len(ids) - len(held))
-            logprobs += [0.0] * (len(ids) - len(held))
-        held = ids + choice["token_ids"]
+            mask += [0] * (len(ids) - len(sequence))
+            logprobs += [0.0] * (len(ids) - len(sequence))
+        sequence = ids + choice["token_ids"]
         mask += [1] * len(choice["token_ids"])
         logprobs += choice["logprobs"]
-    return prompt, held[len(prompt) :], mask, logprobs
+    return prompt, sequence[len(prompt) :], mask, logprobs
 
 
 def naive_coverage(job: Path, out: Path) -> int:
@@ -164,7 +164,7 @@ WORK: dict[str, tuple[Callable[[Path, Path], int], Callable[[Path, Path], int]]]
     "token-coverage": (ours_coverage, naive_coverage),
     "convert trl-sft-ids": (ours_convert("trl-sft-ids", "rollout"), naive_ids),
     "convert trl-grpo": (ours_convert("trl-grpo", "rollout"), naive_grpo),
-    "convert trl-sft (a row a call)": (ours_convert("trl-sft", "exchange"), naive_messages),
+    "convert trl-sft (row per call)": (ours_convert("trl-sft", "exchange"), naive_messages),
     "stream --no-follow": (ours_stream, naive_stream),
 }
 
@@ -213,7 +213,7 @@ def main() -> None:
                 size += len(block)
     calls = asked.rollouts * asked.calls
     print(
-        f"{asked.rollouts} rollouts, {calls} calls, {size / MB:,.0f} MB of journals, {size / calls / 1e3:.0f} kB a call"
+        f"{asked.rollouts} rollouts, {calls} calls, {size / MB:,.0f} MB of journals, {size / calls / 1e3:.0f} kB/call"
     )
     print(f"{'':<32}{'ours':>7}{'':>25}{'naive':>14}")
     print(f"{'':<32}{'rows':>7}{'rows/s':>9}{'MB/s':>7}{'peak MB':>9}{'MB/s':>14}{'peak MB':>9}", end="")

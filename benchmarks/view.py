@@ -3,7 +3,7 @@
     python benchmarks/view.py [--rollouts 1000] [--tokens 100000] [--rounds 3] [--work FOLDER]
 
 Needs Chromium. Real server, real browser; the job and the sequence are synthetic (`make_jobs.py`), so that they can be
-large. Scrolling is measured by the frames that the browser presents while the pane moves a screen and more a frame.
+large. Scrolling is measured by the frames that the browser presents while the pane moves a screen or more per frame.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.make_jobs import make_job  # noqa: E402
 from tests.train.browser import ARGUMENTS, chromium, served  # noqa: E402
 from tests.train.view_job import long_journal  # noqa: E402
 
-#: Milliseconds between frames while a pane scrolls for two seconds, a step of `step` pixels a frame.
+#: Milliseconds between frames while a pane scrolls for two seconds, `step` pixels per frame.
 SCROLL = """async (step) => {
   const pane = document.querySelector('.pane'), times = [];
   let empty = 0;
