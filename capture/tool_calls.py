@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from capture.surrogates import join_pairs
@@ -128,6 +128,23 @@ class ToolCalls:
         # A new id that brings a name opens a call, also under an index that is taken. vLLM before 0.7 gave every
         # fragment a new id, but the name to the first alone.
         return last if index is not None and not named else None
+
+
+def with_call_ids(body: dict[str, Any], ids: Sequence[str]) -> dict[str, Any]:
+    """A completed chat body whose first message's tool calls have these ids; `body` itself is not changed.
+
+    For agents that got other ids than the engine's, which left them out or repeated them.
+    """
+    choices = body.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    message = choice.get("message")
+    if not isinstance(message, dict):
+        return body
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list) or len(calls) != len(ids) or not all(isinstance(call, dict) for call in calls):
+        return body
+    renamed = [{**call, "id": call_id} for call, call_id in zip(calls, ids, strict=True)]
+    return {**body, "choices": [{**choice, "message": {**message, "tool_calls": renamed}}]}
 
 
 def _begins_another(call: ToolCall, function: dict[str, Any]) -> bool:

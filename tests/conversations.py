@@ -15,7 +15,7 @@ from typing import Any
 from capture.engines import engine
 from capture.record import Completion, Ids, TokenCapture
 from capture.token_in.bridge import reads_alike
-from proxy.token_in.planner import Plan, TokenIn
+from proxy.token_in.planner import PromptPlan, TokenIn
 from tests.chat_templates import ChatTemplate, RenderingDouble, decode, encode
 
 WORDS = (
@@ -321,7 +321,13 @@ class Talk:
             before = (*before, rest if sound and ending != "cut" else "\0", name)
 
     def answered(
-        self, plan: Plan, body: dict[str, Any], prompt: list[int], message: dict[str, Any], drawn: str, ending: str
+        self,
+        plan: PromptPlan,
+        body: dict[str, Any],
+        prompt: list[int],
+        message: dict[str, Any],
+        drawn: str,
+        ending: str,
     ) -> Any:
         """The call is over: what the engine told of it goes to token-in. Call number, prompt ids and sampled ids."""
         said = json.loads(json.dumps(message))
@@ -345,13 +351,15 @@ class Talk:
             ids = [*ids[:-1], *encode(" and more words that no one reads"), ids[-1]]
         self.last = said
         self.calls += 1
-        self.over(plan, body, prompt, ids, choice)
+        self.record(plan, body, prompt, ids, choice)
         if ending == "twin":
             self.calls += 1
-            self.over(Plan(conversation=plan.conversation), body, prompt, [*encode("\n"), *ids], choice)
+            self.record(PromptPlan(conversation=plan.conversation), body, prompt, [*encode("\n"), *ids], choice)
         return self.calls, prompt, ids
 
-    def over(self, plan: Plan, body: dict[str, Any], prompt: list[int], ids: list[int], choice: dict[str, Any]) -> None:
+    def record(
+        self, plan: PromptPlan, body: dict[str, Any], prompt: list[int], ids: list[int], choice: dict[str, Any]
+    ) -> None:
         capture = TokenCapture.of(
             wire="openai-chat",
             provider="vllm",
@@ -361,10 +369,10 @@ class Talk:
             unavailable={},
         )
         reader: Any = Assembled(choice)
-        row = self.token_in.over(plan, self.calls, self.engine, body, "ok", capture, reader)
+        row = self.token_in.record_call(plan, self.calls, self.engine, body, "ok", capture, reader)
         assert row["bridged"] is (plan.prompt is not None)
 
-    def judge(self, plan: Plan, before: Any, plain: list[int], honest: bool) -> None:
+    def judge(self, plan: PromptPlan, before: Any, plain: list[int], honest: bool) -> None:
         told, name = self.told, self.template.name
         call, prompt, sampled, rest, _ = before
         held = prompt + sampled

@@ -251,8 +251,8 @@ class Call:
 
     def _line(self) -> tuple[TokenCapture | None, bytes]:
         reader = self.upstream.reader
-        capture = self.upstream.capture(self.request)
         translated = self.translator.translated(reader, self.facts.outcome)
+        capture = self.upstream.capture(self.request, translated.call_ids if translated else ())
         line = journal_line(self.facts, self.request, self.agent.headers, self.session, reader, capture, translated)
         return capture, line
 

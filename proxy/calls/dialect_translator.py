@@ -120,7 +120,8 @@ class DialectTranslator(Translator):
             body = self.reply.body(chat)
             if outcome == "ok":
                 self._earlier.keep(self.reply.cache_entries())
-        return Translated(body, chat, self._request.dropped, sent=True)
+        call_ids = () if body is None else self.reply.call_ids()
+        return Translated(body, chat, self._request.dropped, sent=True, call_ids=call_ids)
 
 
 def _json(headers: Headers) -> Headers:

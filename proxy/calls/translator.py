@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +26,15 @@ DONE = b"data: [DONE]\n\n"
 class Translated:
     """A call in a dialect, for its record: the agent's body of the answer, and the engine's as chat.
 
-    `sent`: whether the request could be translated at all.
+    `sent`: whether the request could be translated at all. `call_ids`: those of the answer's tool calls as the agent
+    got them, in the order of `chat`.
     """
 
     body: Any
     chat: dict[str, Any] | None
     dropped: list[str]
     sent: bool
+    call_ids: Sequence[str] = ()
 
 
 class Translator(ABC):

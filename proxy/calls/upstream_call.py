@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from capture.engines.base import Engine
@@ -19,7 +20,7 @@ from proxy.errors import UpstreamError, UpstreamUnreachable
 from proxy.http.client_request import ClientRequest
 from proxy.sessions.session import Session
 from proxy.settings import Settings
-from proxy.token_in.planner import Plan, TokenIn
+from proxy.token_in.planner import PromptPlan, TokenIn
 from proxy.upstream.client import Response
 from proxy.upstream.replicas import Replica
 
@@ -62,7 +63,7 @@ class UpstreamCall:
         #: Where this call went. The session's may be another by now: its calls overlap, and one may find it down.
         self.replica: Replica | None = None
         self.engine: Engine | None = None
-        self.plan = Plan()
+        self.plan = PromptPlan()
         self._made: tuple[Engine, CaptureOptions, UpstreamRequest] | None = None
 
     async def send(self, request: Request) -> Response:
@@ -197,15 +198,18 @@ class UpstreamCall:
         except Exception as error:
             self.facts.capture_fails(error)
 
-    def capture(self, request: Request) -> TokenCapture | None:
-        """The call's token capture, once it is over; token-in holds the call for those that go on from it."""
+    def capture(self, request: Request, call_ids: Sequence[str] = ()) -> TokenCapture | None:
+        """The token capture of a call that has ended; token-in keeps the call for those that continue it.
+
+        `call_ids` are the ids of the answer's tool calls where the agent got others than the engine gave.
+        """
         facts, token_in = self.facts, self.session.token_in
         capture = facts.capture(self.reader, self.session.options.capture, request.is_object)
         if capture is not None and capture.prompt_token_ids is not None:
             self.session.prompt = capture.prompt_token_ids
         if token_in is not None and facts.token_in is None:
-            facts.token_in = token_in.over(
-                self.plan, facts.number, self.engine, request.upstream, facts.outcome, capture, self.reader
+            facts.token_in = token_in.record_call(
+                self.plan, facts.number, self.engine, request.upstream, facts.outcome, capture, self.reader, call_ids
             )
         return capture
 

@@ -108,6 +108,11 @@ class ReplyTranslator(ABC):
         """A completed chat body as the dialect's, with the ids that the stream had; also of an answer that broke
         off."""
 
+    def call_ids(self) -> list[str]:
+        """The ids of the answer's tool calls as the agent got them, in the order of the chat body. Called after
+        `body`."""
+        return []
+
     def cache_entries(self) -> Mapping[str, str | bytes]:
         """What later calls of the session may need (`EarlierAnswers`), by name. Called after `body`, where the answer
         is complete."""

@@ -75,7 +75,7 @@ class Session:
         self.first_call = journal.next_call
         self.token_in = None
         if options.token_in != "off":
-            self.token_in = TokenIn(name, options.token_in, self.first_call > 0, held=CallHistory(budget))
+            self.token_in = TokenIn(name, options.token_in, self.first_call > 0, history=CallHistory(budget))
         self.tally = Tally()
         self.earlier = AnswerCache(whole=budget)
         self._prompt: BoundedLRU[None, Ids] = BoundedLRU(1, LONGEST_PROMPT, budget)
@@ -214,7 +214,7 @@ class Session:
         self.earlier.end()
         self._prompt.close()
         if self.token_in is not None:
-            self.token_in.held.end()
+            self.token_in.history.end()
 
     def state(self) -> dict[str, Any]:
         tally = self.tally

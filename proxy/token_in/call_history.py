@@ -1,4 +1,4 @@
-"""The calls of a session that a later one may go on from: their messages as numbers, their ids, within bounds."""
+"""The calls of a session that a later call may continue: hashes of their messages, and their ids; bounded."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from capture.record import Ids, TokenCapture
 from capture.token_in.parent import Conversation, Held, Reply
 from proxy.runtime.lru import EACH, BoundedLRU, MemoryBudget
 
-#: Bytes of held calls a session; those that were used longest ago go first. A call of 100,000 prompt ids takes about
-#: 0.6 MB, and twice that where it was bridged.
+#: Bytes of calls per session; the least recently used go first. A call of 100,000 prompt ids takes about 0.6 MB, and
+#: twice that where it was bridged.
 MEMORY = 32 << 20
-#: Replies that are remembered by a number each when their calls are not held any more.
+#: Replies of which only a hash is kept, because their calls were dropped.
 KNOWN = 100_000
 
 
@@ -28,14 +28,14 @@ class CallHistory:
 
     @property
     def known(self) -> Iterator[int]:
-        """The turns of replies that were given, and whose calls are not held any more."""
+        """Hashes of replies whose calls were dropped."""
         return self._known.keys()
 
     def add(self, held: Held) -> None:
         self._calls.put(held.call, held, held.size)
 
     def used(self, held: Held) -> None:
-        """A call goes on from it: others go before it does."""
+        """A call continues it, so it is dropped after others."""
         self._calls.get(held.call)
 
     def clear(self) -> None:
@@ -43,7 +43,7 @@ class CallHistory:
         self._known.clear()
 
     def end(self) -> None:
-        """The session is over, and what it held is given up."""
+        """The session has ended: frees its memory."""
         self._calls.close()
         self._known.close()
 
@@ -61,34 +61,34 @@ def held_call(
     capture: TokenCapture | None,
     answer: dict[str, Any],
 ) -> Held:
-    """An answered call as one that may be continued. `answer` is the completed chat body; `rendered` what the template
-    makes of the messages where the prompt is another one.
+    """An answered call that can be continued. `answer` is the completed chat body; `rendered` what the template makes
+    of the messages, where the prompt was another one.
     """
     choices = answer.get("choices")
     replies = tuple(_reply(engine, body, choice, capture) for choice in choices or () if isinstance(choice, dict))
-    told = None if capture is None else capture.prompt_token_ids
-    missing = capture is None or told is None or "prompt_token_ids" in capture.unavailable
-    prompt = b"" if told is None else told.text
+    used = None if capture is None else capture.prompt_token_ids
+    missing = capture is None or used is None or "prompt_token_ids" in capture.unavailable
+    prompt = b"" if used is None else used.text
     written = prompt if rendered is None or rendered.text == prompt else rendered.text
     return Held(call, conversation, prompt, written, replies, "parent_incomplete" if missing else None)
 
 
 def _reply(engine: Engine, body: dict[str, Any], choice: dict[str, Any], capture: TokenCapture | None) -> Reply:
     message = choice.get("message") or {}
-    said = canonical_hash(message)
+    turn = canonical_hash(message)
     index = choice.get("index")
     one = next(
         (completion for completion in (capture.completions if capture else ()) if completion.index == index), None
     )
     ids = None if one is None else one.token_ids
     if capture is None or not ids or "completion_token_ids" in capture.unavailable:
-        return Reply(said, b"", unusable="parent_incomplete")
+        return Reply(turn, b"", unusable="parent_incomplete")
     sampled = ids.text
     ended = engine.reply_end(choice, body)
     if ended == "stop_token":
-        return Reply(said, sampled, stop=int(sampled.rpartition(b",")[2]))
+        return Reply(turn, sampled, stop=int(sampled.rpartition(b",")[2]))
     if ended != "cut":
-        return Reply(said, sampled, unusable="stop_string" if ended == "stop_string" else "parent_incomplete")
+        return Reply(turn, sampled, unusable="stop_string" if ended == "stop_string" else "parent_incomplete")
     if message.get("tool_calls"):
-        return Reply(said, sampled, unusable="cut_tool_call")
-    return Reply(said, sampled, unusable=None if message.get("content") else "cut_in_reasoning")
+        return Reply(turn, sampled, unusable="cut_tool_call")
+    return Reply(turn, sampled, unusable=None if message.get("content") else "cut_in_reasoning")

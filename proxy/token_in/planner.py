@@ -1,8 +1,8 @@
-"""Token-in for one session: which held call a chat call goes on from, and the prompt ids that make it extend that.
+"""Token-in for one session: which earlier call a chat call continues, and the prompt ids that extend that call.
 
-The rules are in `capture.continues` and `capture.bridge`, the questions to the engine in `proxy.bridging`, the calls
-that may be continued in `proxy.held`. In mode `auto` whatever goes wrong costs the bridge and never the call; in mode
-`require` a call that cannot be bridged is refused.
+The rules are in `capture.token_in`, the requests to the engine's tokenizer in `render`, the calls that can be continued
+in `call_history`. In mode `auto` a failure costs the bridge and never the call; in mode `require` a call that cannot be
+bridged is refused.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from capture.engines.wires import CHAT
 from capture.record import Ids, TokenCapture
 from capture.token_in.bridge import NOTHING_TO_BRIDGE, REASONS
 from capture.token_in.parent import Conversation, Parent, parent
+from capture.tool_calls import with_call_ids
 from proxy.errors import NotBridged, UpstreamError
 from proxy.token_in.call_history import CallHistory, held_call
-from proxy.token_in.render import Bridging, NoBridge, Template
+from proxy.token_in.render import BridgeBuilder, NoBridge, TemplateFacts
 from proxy.upstream.replicas import Replica
 
 log = logging.getLogger("proxy")
@@ -35,14 +36,14 @@ TEMPLATES = 256
 
 
 @dataclass(slots=True)
-class Plan:
-    """What token-in makes of one call: the `prompt` to send, or the `reason` why there is none."""
+class PromptPlan:
+    """What token-in does with one call: the `prompt` to send, or the `reason` why there is none."""
 
     conversation: Conversation | None = None
     continues: int | None = None
     prompt: Ids | None = None
     rendered: Ids | None = None
-    template: Template | None = None
+    template: TemplateFacts | None = None
     closing: int = 0
     reason: str | None = None
     detail: str | None = None
@@ -57,7 +58,7 @@ class Plan:
 
 @dataclass(slots=True)
 class TokenIn:
-    """One session's held calls and what its engine was found to do."""
+    """One session's calls that can be continued, and what its engine was found to do."""
 
     session: str
     mode: str
@@ -66,13 +67,13 @@ class TokenIn:
     off: str | None = None
     bridged: int = 0
     not_bridged: Counter[str] = field(default_factory=Counter)
-    held: CallHistory = field(default_factory=CallHistory)
-    _templates: dict[tuple[str, int], Template] = field(default_factory=dict)
+    history: CallHistory = field(default_factory=CallHistory)
+    _templates: dict[tuple[str, int], TemplateFacts] = field(default_factory=dict)
     _failures: int = 0
 
-    async def plan(self, replica: Replica, engine: Engine, wire: str, body: dict[str, Any]) -> Plan:
+    async def plan(self, replica: Replica, engine: Engine, wire: str, body: dict[str, Any]) -> PromptPlan:
         """The plan for a call with this body (as it goes upstream). Never raises; see `require`."""
-        plan = Plan()
+        plan = PromptPlan()
         try:
             plan.reason = await self._plan(plan, replica, engine, wire, body)
         except (UpstreamError, TimeoutError):
@@ -85,7 +86,7 @@ class TokenIn:
             self._turn_off("no_rendering", f"{FAILURES} times in a row")
         return plan
 
-    def require(self, plan: Plan) -> None:
+    def require(self, plan: PromptPlan) -> None:
         """Raises `NotBridged` where a bridge is required and there is none."""
         if self.mode == "require" and plan.prompt is None and plan.reason not in NOTHING_TO_BRIDGE:
             raise NotBridged(
@@ -93,7 +94,9 @@ class TokenIn:
                 "with --token-in auto it would be sent as it is"
             )
 
-    async def _plan(self, plan: Plan, replica: Replica, engine: Engine, wire: str, body: dict[str, Any]) -> str | None:
+    async def _plan(
+        self, plan: PromptPlan, replica: Replica, engine: Engine, wire: str, body: dict[str, Any]
+    ) -> str | None:
         """The code of a reason for no bridge, or None with the plan filled in."""
         if wire != CHAT:
             return "not_chat"
@@ -108,10 +111,10 @@ class TokenIn:
         if self.off is not None:
             plan.detail = self.off
             return "turned_off" if now.replies else "begins"
-        found = parent(now, self.held, self.held.known)
+        found = parent(now, self.history, self.history.known)
         if isinstance(found, str):
             return "opened_again" if found == "begins" and now.replies and self.opened_again else found
-        self.held.used(found.held)
+        self.history.used(found.held)
         plan.continues = found.held.call
         if engine.has_prompt_ids(body):
             return "own_prompt_ids"
@@ -120,26 +123,26 @@ class TokenIn:
         return await self._bridge(plan, found, replica, engine, body)
 
     async def _bridge(
-        self, plan: Plan, found: Parent, replica: Replica, engine: Engine, body: dict[str, Any]
+        self, plan: PromptPlan, found: Parent, replica: Replica, engine: Engine, body: dict[str, Any]
     ) -> str | None:
         assert plan.conversation is not None
         plan.template = self._template(replica.label, plan.conversation.options)
-        bridging = Bridging(found, plan.conversation, plan.template, replica, engine, body)
+        builder = BridgeBuilder(found, plan.conversation, plan.template, replica, engine, body)
         try:
-            made = await bridging.bridge()
+            made = await builder.bridge()
         except NoBridge as no:
             if no.surprise:
                 self._turn_off(no.code)
             return no.code
         finally:
-            plan.rendered = bridging.rendered
+            plan.rendered = builder.rendered
         plan.prompt, plan.closing = made.prompt, made.closing
         return None
 
-    def _template(self, label: str, options: int) -> Template:
+    def _template(self, label: str, options: int) -> TemplateFacts:
         found = self._templates.get((label, options))
         if found is None:
-            found = self._templates[label, options] = Template()
+            found = self._templates[label, options] = TemplateFacts()
             if len(self._templates) > TEMPLATES:
                 del self._templates[next(iter(self._templates))]
         return found
@@ -148,42 +151,45 @@ class TokenIn:
         if self.off is None:
             self.off = REASONS[reason] + (f", {detail}" if detail else "")
             log.warning("session %s: token-in is off from now on: %s", self.session, self.off)
-        self.held.clear()
+        self.history.clear()
 
     # when the call is over
 
-    def over(
+    def record_call(
         self,
-        plan: Plan,
+        plan: PromptPlan,
         call: int,
         engine: Engine | None,
         body: dict[str, Any],
         outcome: str,
         capture: TokenCapture | None,
         reader: Reader | None,
+        call_ids: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """Holds an answered call for those that go on from it; what the call's record says of token-in."""
-        told = None if capture is None else capture.prompt_token_ids
-        if plan.prompt is not None and outcome != "error" and told != plan.prompt:
-            plan.drop("prompt_not_told" if told is None else "prompt_not_used")
-            if told is not None:
+        """Keeps an answered call for those that continue it. Returns what the call's record says of token-in.
+
+        `call_ids` are the ids of the answer's tool calls where the agent got others than the engine gave.
+        """
+        used = None if capture is None else capture.prompt_token_ids
+        if plan.prompt is not None and outcome != "error" and used != plan.prompt:
+            plan.drop("prompt_not_told" if used is None else "prompt_not_used")
+            if used is not None:
                 self._turn_off("prompt_not_used")
-        elif (
-            plan.prompt is None and outcome == "ok" and told is not None and plan.rendered is not None and plan.template
-        ):
-            if told == plan.rendered:
+        elif plan.prompt is None and outcome == "ok" and used is not None and plan.rendered is not None:
+            if plan.template is not None and used == plan.rendered:
                 plan.template.trusted = True
-            else:
+            elif plan.template is not None:
                 self._turn_off("rendering_differs")
         if self.off is None and engine and plan.conversation is not None and outcome == "ok" and reader is not None:
             try:
                 rendered = plan.rendered if plan.prompt is not None else None
-                self.held.add(held_call(call, plan.conversation, rendered, engine, body, capture, reader.assembled()))
+                answer = with_call_ids(reader.assembled(), call_ids)
+                self.history.add(held_call(call, plan.conversation, rendered, engine, body, capture, answer))
             except Exception as error:
-                log.exception("session %s: token-in cannot hold call %d (%s)", self.session, call, error)
+                log.exception("session %s: token-in cannot keep call %d (%s)", self.session, call, error)
         return self._record(plan)
 
-    def _record(self, plan: Plan) -> dict[str, Any]:
+    def _record(self, plan: PromptPlan) -> dict[str, Any]:
         bridged = plan.prompt is not None
         if not bridged and plan.reason is None:
             plan.reason = "not_sent"

@@ -1,6 +1,6 @@
-"""One call's bridge: the questions to the engine's tokenizer, those of a round together, and checks before ids go out.
+"""Making one call's bridge: requests to the engine's tokenizer, together where possible, and checks of the result.
 
-What a template was seen to do is kept (`Template`), so that most calls need one rendering, as the plain call does.
+What a template was seen to do is kept (`TemplateFacts`), so that most calls need one rendering, as a plain call does.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from capture.token_in.bridge import (
 from capture.token_in.parent import Conversation, Parent
 from proxy.upstream.replicas import Replica
 
-#: One bridge in so many is checked as a whole, and asks for all that it could know, after the first.
+#: After the first, one bridge in this many is checked in full, and uses nothing that was learned before.
 AGAIN = 16
-#: Seconds that the engine's tokenizer may take for one round of questions.
+#: Seconds that the engine's tokenizer may take for one round of requests.
 PATIENCE = 5.0
 
 
 class NoBridge(Exception):
-    """There is none, for the reason `code`. A `surprise` is one that says: trust no other."""
+    """No bridge can be made, for the reason `code`. After a `surprise` no other bridge can be trusted."""
 
     def __init__(self, code: str, *, surprise: bool = False) -> None:
         super().__init__(code)
@@ -44,11 +44,11 @@ class NoBridge(Exception):
 
 
 @dataclass(slots=True)
-class Template:
+class TemplateFacts:
     """What is known of how an engine renders under the same options.
 
-    `trusted`: /tokenize gave the ids of the chat route. `read`: a whole prompt was read beside its rendering.
-    `rewrites`: the last reply is rendered otherwise while nothing follows. `closing`: what stands behind a reply that
+    `trusted`: /tokenize gave the ids of the chat route. `read`: a whole bridged prompt was decoded and compared.
+    `rewrites`: the last reply is rendered in another way while nothing follows. `closing`: the ids after a reply that
     was cut. `ends`: how replies end, by their stop token and the role of the message that follows.
     """
 
@@ -59,14 +59,14 @@ class Template:
     ends: dict[tuple[int | None, str], TurnEnd] = field(default_factory=dict)
 
 
-class Bridging:
+class BridgeBuilder:
     """`rendered` is the prompt that the engine's template makes of the request, once it is known."""
 
     def __init__(
         self,
         found: Parent,
         now: Conversation,
-        template: Template,
+        template: TemplateFacts,
         replica: Replica,
         engine: Engine,
         body: dict[str, Any],
@@ -96,7 +96,7 @@ class Bridging:
         return await self._thoroughly(audit)
 
     async def _thoroughly(self, audit: bool) -> Bridge:
-        """With A asked for, and /tokenize held to the ids of the call before where it was not yet."""
+        """With A requested, and /tokenize checked against the ids of the call before, unless it was already."""
         template, before = self.template, self.found.held.conversation.exact
         same = before == self.now.exact[: len(before)]
         prove = same and not template.trusted
@@ -157,14 +157,14 @@ class Bridging:
         return self.engine.render(self.body, list(messages), to_be_answered=to_be_answered)
 
     async def _render(self, questions: Sequence[FollowUp]) -> list[Ids]:
-        made = [self.engine.parse_rendered(answer) for answer in await self._ask(questions)]
-        found = [one for one in made if one is not None]
-        if len(found) < len(questions):
+        answers = [self.engine.parse_rendered(answer) for answer in await self._ask(questions)]
+        renderings = [ids for ids in answers if ids is not None]
+        if len(renderings) < len(questions):
             raise NoBridge("no_rendering")
-        return found
+        return renderings
 
     async def _read(self, *ids: Ids) -> list[str]:
-        answers = await self._ask([self.engine.detokenize(token_id) for token_id in ids])
+        answers = await self._ask([self.engine.detokenize(sequence) for sequence in ids])
         texts = [text for answer in answers if (text := self.engine.parse_detokenized(answer)) is not None]
         if len(texts) < len(ids):
             raise NoBridge("no_rendering")

@@ -22,7 +22,8 @@ class TemplateEngine:
     asked, in ids. What it does badly is set by a test.
     """
 
-    def __init__(self, template: str, samples: list[str | list[int]]) -> None:
+    def __init__(self, template: str, samples: list[str | list[int]], call_id: str | None = "own") -> None:
+        self.call_id = call_id
         self.template = ChatTemplate(template)
         self.routes = RenderingDouble(self.template)
         self.samples = list(samples)
@@ -134,7 +135,7 @@ class TemplateEngine:
             message["content"] = text[: text.index("<tool_call>")].rstrip("\n") or None
             message["tool_calls"] = [
                 {
-                    "id": f"chatcmpl-tool-{len(self.prompts)}-{number}",
+                    "id": f"chatcmpl-tool-{len(self.prompts)}-{number}" if self.call_id == "own" else self.call_id,
                     "type": "function",
                     "function": {"name": one["name"], "arguments": json.dumps(one["arguments"])},
                 }

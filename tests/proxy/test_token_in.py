@@ -246,6 +246,24 @@ async def test_a_translated_dialect_is_bridged_like_any_chat(started: Started) -
         assert extending(bench) == 3
 
 
+@pytest.mark.parametrize("engine_id", [None, "", "call_0"])
+async def test_calls_whose_ids_the_proxy_made_are_bridged(started: Started, engine_id: str | None) -> None:
+    """The engine leaves ids out, or gives the same in every turn; the agent gets ids of its own for them."""
+    double = TemplateEngine("qwen2_5", [*(tool_call(n) for n in range(3)), f"Done. {STOP}"], call_id=engine_id)
+    tools = [{"name": "run", "input_schema": {"type": "object"}}]
+    async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "Read line by line."}]
+        for _ in range(3):
+            body = {"model": "m", "messages": messages, "max_tokens": 50, "tools": tools}
+            answer = await bench.client.post("/messages", json=body)
+            assert answer.status_code == 200, answer.text
+            content = answer.json()["content"]
+            [call] = [block for block in content if block["type"] == "tool_use"]
+            result = {"type": "tool_result", "tool_use_id": call["id"], "content": "a line"}
+            messages += [{"role": "assistant", "content": content}, {"role": "user", "content": [result]}]
+        assert [row["bridged"] for row in told(bench)] == [False, True, True], told(bench)
+
+
 async def test_an_older_message_written_anew_puts_the_proof_off_by_one_call(started: Started) -> None:
     """What /tokenize renders is held to the ids of a call whose messages are the same to the letter, or of this one."""
     double = TemplateEngine("qwen2_5", [tool_call(n) for n in range(3)])

@@ -83,6 +83,9 @@ class AnthropicReply(ReplyTranslator):
             "usage": usage_of(self._usage),
         }
 
+    def call_ids(self) -> list[str]:
+        return [self._call_blocks[call].call_id for call in self._calls.calls]
+
     def cache_entries(self) -> dict[str, str | bytes]:
         """The arguments of calls as the model wrote them: this dialect gives them to the agent parsed."""
         calls = {block.call_id: block.call.arguments for block in self.blocks if block.call and block.opened}

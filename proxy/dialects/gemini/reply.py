@@ -93,10 +93,13 @@ class GeminiReply(ReplyTranslator):
             end = {"finishReason": "OTHER"}  # it broke off
         return self._response(parts + rest, end)
 
+    def call_ids(self) -> list[str]:
+        return [self._ids.of(place, call.id) for place, call in enumerate(self._parts.calls)]
+
     def cache_entries(self) -> dict[str, str | bytes]:
         """The arguments of calls as the model wrote them."""
-        calls = enumerate(self._parts.calls)
-        return {arguments_name(self._ids.of(place, call.id)): call.arguments for place, call in calls if call.pieces}
+        calls = zip(self.call_ids(), self._parts.calls, strict=True)
+        return {arguments_name(call_id): call.arguments for call_id, call in calls if call.pieces}
 
     def _response(self, parts: list[Json], end: Json | None = None) -> Json:
         candidate: Json = {"content": {"parts": parts, "role": "model"}, "index": 0}

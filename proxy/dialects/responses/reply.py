@@ -101,6 +101,9 @@ class ResponsesReply(ReplyTranslator):
             body["status"] = "incomplete"  # it broke off
         return body
 
+    def call_ids(self) -> list[str]:
+        return [self._call_items[call].call_id for call in self._calls.calls if call in self._call_items]
+
     def cache_entries(self) -> dict[str, str | bytes]:
         """The conversation so far, for `previous_response_id`, unless `store` is false; and the arguments that the
         agent got in another form, as they were sampled."""
