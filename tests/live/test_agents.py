@@ -106,8 +106,12 @@ def test_several_calls_in_one_answer_run_once_each(tmp_path: Path, name: str, mo
     run = scripted(tmp_path, name, shell_twice, model=model, rewrite=rewrite)
     assert run.seen.result["error"] is None and run.seen.reward == 1.0, run.seen.result
     assert run.seen.result["n_tool_calls"] == 6
-    results = [str(message["content"]) for message in run.sent[-1]["messages"] if message["role"] == "tool"]
-    assert len(results) == 6 and "42" in results[4] and "ab}" in results[5], results
+    messages = run.sent[-1]["messages"]
+    results = {message["tool_call_id"]: str(message["content"]) for message in messages if message["role"] == "tool"}
+    calls = [call for message in messages for call in message.get("tool_calls") or ()]
+    assert [call["id"] for call in calls] == list(dict.fromkeys(call["id"] for call in calls)) and len(results) == 6
+    looks = [results[call["id"]] for call in calls[4:]]  # Claude Code sends results in the order in which they came
+    assert "42" in looks[0] and "ab}" in looks[1], looks
     assert all(call.outcome == "ok" and call.capture is not None and call.capture.complete for call in run.calls)
     assert run.covered.training_grade and "3/3 prompts extend" in run.covered.line, run.explained()
 
