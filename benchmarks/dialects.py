@@ -57,8 +57,8 @@ def main() -> None:
                     for dialect in options.dialects:
                         figures = measured(target, dialect, size, tools, options.chunks)
                         runs[name, dialect].append(figures)
-                        told = ", ".join(f"{figure} {value:.1f}" for figure, value in figures.items())
-                        print(f"round {number + 1}, {name}, {dialect}: {told}", file=sys.stderr, flush=True)
+                        result = ", ".join(f"{figure} {value:.1f}" for figure, value in figures.items())
+                        print(f"round {number + 1}, {name}, {dialect}: {result}", file=sys.stderr, flush=True)
         finally:
             if target is not None:
                 target.stop()
@@ -104,8 +104,8 @@ def request(port: int, dialect: str, tokens: int, size: float, tools: int) -> by
     return head.encode() + data
 
 
-def chat(tokens: int, said: str, tools: int) -> dict[str, Any]:
-    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": said}]
+def chat(tokens: int, message: str, tools: int) -> dict[str, Any]:
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": message}]
     body: dict[str, Any] = {"model": "policy", "messages": messages, "max_tokens": tokens, "stream": True}
     body["stream_options"] = {"include_usage": True}
     if tools:
@@ -116,9 +116,9 @@ def chat(tokens: int, said: str, tools: int) -> dict[str, Any]:
     return body
 
 
-def responses(tokens: int, said: str, tools: int) -> dict[str, Any]:
+def responses(tokens: int, message: str, tools: int) -> dict[str, Any]:
     developer = {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": SYSTEM}]}
-    user = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": said}]}
+    user = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": message}]}
     body: dict[str, Any] = {"model": "policy", "input": [developer, user], "max_output_tokens": tokens, "stream": True}
     if tools:
         body["tools"] = [
@@ -128,8 +128,8 @@ def responses(tokens: int, said: str, tools: int) -> dict[str, Any]:
     return body
 
 
-def messages(tokens: int, said: str, tools: int) -> dict[str, Any]:
-    user = {"role": "user", "content": [{"type": "text", "text": said}]}
+def messages(tokens: int, message: str, tools: int) -> dict[str, Any]:
+    user = {"role": "user", "content": [{"type": "text", "text": message}]}
     body: dict[str, Any] = {"model": "policy", "messages": [user], "max_tokens": tokens, "stream": True}
     body["system"] = [{"type": "text", "text": SYSTEM}]
     if tools:

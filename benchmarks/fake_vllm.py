@@ -108,8 +108,8 @@ class Answers:
         tokens, ids, logprobs = wants(body)
         key = ("whole", tokens, ids, logprobs)
         if key not in self._made:
-            said = [TOKENS[number % len(TOKENS)] for number in range(tokens)]
-            entries = [logprob(text, value) for text, value, _ in said]
+            values = [TOKENS[number % len(TOKENS)] for number in range(tokens)]
+            entries = [logprob(text, value) for text, value, _ in values]
             answer = {
                 **HEAD,
                 "object": "chat.completion",
@@ -117,13 +117,13 @@ class Answers:
                     {
                         "index": 0,
                         "message": {
-                            "role": "assistant", "content": "".join(text for text, _, _ in said), "refusal": None,
+                            "role": "assistant", "content": "".join(text for text, _, _ in values), "refusal": None,
                             "annotations": None, "audio": None, "function_call": None, "reasoning": None,
                         },
                         "logprobs": {"content": entries} if logprobs else None,
                         "finish_reason": "length",
                         "stop_reason": None,
-                        "token_ids": [token_id for _, _, token_id in said] if ids else None,
+                        "token_ids": [token_id for _, _, token_id in values] if ids else None,
                         "routed_experts": None,
                     }
                 ],

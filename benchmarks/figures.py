@@ -54,10 +54,10 @@ def table(cases: Sequence[str], names: Sequence[str], runs: Runs) -> str:
         for name in names:
             rounds = runs.get((case, name))
             if rounds:
-                told = rounds[-1]["delivered"]
+                delivered = rounds[-1]["delivered"]
                 if rounds[-1]["failed"]:
-                    told += f"; {rounds[-1]['failed']} calls failed"
-                lines.append([case, name, *(cell(rounds, figure) for _, figure in COLUMNS), told])
+                    delivered += f"; {rounds[-1]['failed']} calls failed"
+                lines.append([case, name, *(cell(rounds, figure) for _, figure in COLUMNS), delivered])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 

@@ -64,7 +64,7 @@ def line(
     call: int, prompt: list[str], sampled: list[str], messages: list[dict[str, str]], dice: random.Random
 ) -> bytes:
     """One journal line, its ids spliced in as text."""
-    told = {
+    record = {
         "request": {
             "timestamp": "2026-11-04T17:52:14.001Z", "method": "POST", "path": "/v1/chat/completions", "headers": {},
             "body": {"model": "my-policy", "messages": messages, "temperature": 1.0, "top_p": 1.0, "top_k": -1,
@@ -90,7 +90,7 @@ def line(
             },
         },
     }  # fmt: skip
-    text = json.dumps(told, separators=(",", ":"))
+    text = json.dumps(record, separators=(",", ":"))
     text = text.replace('"PROMPT"', f"[{','.join(prompt)}]").replace('"SAMPLED"', f"[{','.join(sampled)}]")
     return text.encode() + b"\n"
 

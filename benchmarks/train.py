@@ -117,13 +117,13 @@ def naive_stream(job: Path, out: Path) -> int:
         for result, calls in naive_calls(job):
             found = naive_sequence(calls)
             captures = [call["metadata"]["token_capture"] for call in calls]
-            told = [
+            values = [
                 {"prompt_token_ids": capture["prompt_token_ids"], "completions": capture["completions"]}
                 for capture in captures
             ]
             names = ("prompt_ids", "completion_ids", "completion_mask", "completion_logprobs")
             sequence = dict(zip(names, found, strict=True)) if found else None
-            file.write(json.dumps({"reward": result["rewards"]["reward"], "calls": told, "sequences": [sequence],
+            file.write(json.dumps({"reward": result["rewards"]["reward"], "calls": values, "sequences": [sequence],
                                    "segments": [sequence]}) + "\n")  # fmt: skip
             rows += 1
     return rows
@@ -173,8 +173,8 @@ def measure(name: str, side: int, job: Path) -> Row:
     """One side of one piece of work in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.train", "--one", name, str(side), "--folder", str(job)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
-    told: Row = json.loads(done.stdout.splitlines()[-1])
-    return told
+    result: Row = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def one(name: str, side: int, job: Path) -> None:

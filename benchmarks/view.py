@@ -69,12 +69,12 @@ def long_sequence(browser: Browser, journal: Path) -> dict[str, Any]:
         page.goto(f"{address}#{urlencode({'view': 'tokens', 'path': path})}")
         page.locator(".t:not(.waits)").first.wait_for()
         painted = time.monotonic() - asked
-        told: dict[str, Any] = {"first_paint": painted}
+        record: dict[str, Any] = {"first_paint": painted}
         for name, step in (("reading", 40), ("dragging", 2500)):
             page.evaluate("document.querySelector('.pane').scrollTop = 0")
-            told[name] = page.evaluate(SCROLL, step)
+            record[name] = page.evaluate(SCROLL, step)
         page.close()
-    return told
+    return record
 
 
 def main() -> None:
@@ -91,16 +91,16 @@ def main() -> None:
         journal = long_journal(work / f"long-{asked.tokens}.jsonl", asked.tokens)
         browser = playwright.chromium.launch(executable_path=chromium(), args=ARGUMENTS)
         for _ in range(asked.rounds):
-            told = first_view(browser, job)
+            result = first_view(browser, job)
             print(
-                f"{told['rows']} rollouts: first view {told['first_view']:.2f} s after it was asked for; the command "
-                f"listened after {told['listening']:.2f} s; all logs read after {told['all_logs_read']:.1f} s"
+                f"{result['rows']} rollouts: first view {result['first_view']:.2f} s after the request; the command "
+                f"listened after {result['listening']:.2f} s; all logs read after {result['all_logs_read']:.1f} s"
             )
         for _ in range(asked.rounds):
-            told = long_sequence(browser, journal)
-            print(f"{asked.tokens} tokens: first paint {told['first_paint']:.2f} s")
+            result = long_sequence(browser, journal)
+            print(f"{asked.tokens} tokens: first paint {result['first_paint']:.2f} s")
             for name in ("reading", "dragging"):
-                one = told[name]
+                one = result[name]
                 print(
                     f"  {name}: a frame each {one['median']:.1f} ms (95%: {one['p95']:.1f}, worst {one['worst']:.1f}), "
                     f"{one['empty']} of 120 frames without text, {one['elements']} elements in the page"

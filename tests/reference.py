@@ -66,12 +66,12 @@ def row(parameter: Any) -> str:
         names = f"`{said_name(parameter)}`"
     what = " ".join((getattr(parameter, "help", None) or "").split()).replace("|", "\\|")
     default = parameter.default
-    said = "" if default in (None, "", False, [], ()) or callable(default) else f"`{default}`"
+    result = "" if default in (None, "", False, [], ()) or callable(default) else f"`{default}`"
     if parameter.required:
-        said = "required"
+        result = "required"
     environment = parameter.envvar
     variables = [environment] if isinstance(environment, str) else list(environment or [])
-    return f"| {names} | {what} | {said} | {', '.join(f'`{name}`' for name in variables)} |"
+    return f"| {names} | {what} | {result} | {', '.join(f'`{name}`' for name in variables)} |"
 
 
 if __name__ == "__main__":

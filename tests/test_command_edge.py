@@ -110,8 +110,8 @@ def test_a_lazy_commands_summary_is_its_own_first_sentence(app: object) -> None:
         for below in getattr(command, "commands", {}).values():
             if isinstance(below, LazyCommand):
                 loaded = below.load()
-                said = re.split(r"(?<=\.)\s", " ".join(loaded.help.split()))[0]
-                assert below.help == said
+                part = re.split(r"(?<=\.)\s", " ".join(loaded.help.split()))[0]
+                assert below.help == part
                 walk(loaded)
 
     walk(get_command(app))  # type: ignore[arg-type]

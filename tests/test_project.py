@@ -124,11 +124,11 @@ def test_help_cuts_no_names_on_a_narrow_terminal() -> None:
         (("run",), ("BENCHFLOW_PROVIDER_BASE_URL", "BENCHFLOW_CAPTURE_TOKEN_LOGPROBS=1")),
         (("proxy",), ("CAPTURE_FIRST_BYTE_TIMEOUT", "OUT/default/trajectory/llm_trajectory.jsonl")),
     ):
-        told = subprocess.run(
+        output = subprocess.run(
             [sys.executable, ROOT / "bench.py", *words, "--help"], env={**os.environ, "COLUMNS": "80"},
             capture_output=True, text=True, check=True,
         ).stdout  # fmt: skip
-        assert [name for name in names if name not in told] == []
+        assert [name for name in names if name not in output] == []
 
 
 def test_a_bug_of_ours_is_said_to_be_one() -> None:
@@ -160,8 +160,8 @@ def made(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_make_help_has_a_sentence_for_every_target(tmp_path: Path) -> None:
     answer = made(tmp_path, "help")
     assert (answer.returncode, answer.stderr) == (0, "")
-    told = [line.split(maxsplit=2) for line in answer.stdout.splitlines()]
-    assert {words[1] for words in told} == TARGETS and all(len(words) == 3 for words in told)
+    values = [line.split(maxsplit=2) for line in answer.stdout.splitlines()]
+    assert {words[1] for words in values} == TARGETS and all(len(words) == 3 for words in values)
     assert not (tmp_path / ".venv").exists()
 
 

@@ -86,12 +86,12 @@ def test_another_reply_is_another_conversation(back: dict[str, Any], reason: str
 
 
 def test_inner_white_space_is_not_forgiven() -> None:
-    said = {"role": "assistant", "content": "def f():\n    return 1"}
+    record = {"role": "assistant", "content": "def f():\n    return 1"}
     flat = {"role": "assistant", "content": "def f():\n  return 1"}
-    one = held(3, USER, reply=said)
+    one = held(3, USER, reply=record)
     assert parent(conversation(USER, flat, USER), [one]) == "history_edited"
     assert isinstance(
-        parent(conversation(USER, {**said, "content": " def f():  \r\n    return 1\n"}, USER), [one]), Parent
+        parent(conversation(USER, {**record, "content": " def f():  \r\n    return 1\n"}, USER), [one]), Parent
     )
 
 

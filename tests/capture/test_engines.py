@@ -67,8 +67,8 @@ def entries(*logprobs: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("code", CODES)
 def test_every_code_has_one_of_the_four_reasons_and_says_what_to_do(code: str) -> None:
-    told = why(code)
-    assert told.reason in REASONS and len(told.detail) > 30 and "{" not in told.detail
+    result = why(code)
+    assert result.reason in REASONS and len(result.detail) > 30 and "{" not in result.detail
 
 
 def test_a_complete_answer_is_complete() -> None:

@@ -135,29 +135,29 @@ def test_a_long_prompt_is_read_without_being_parsed_and_is_the_same(separators: 
 
 def test_a_capture_that_cannot_be_read_says_so_and_names_no_engine() -> None:
     """Found by the fuzzer: who asked for the engine alone was told of the capture, by a traceback."""
-    told = line()
-    told["metadata"]["token_capture"]["unavailable"] = 5
-    call = Call(0, json.dumps(told).encode())
+    row = line()
+    row["metadata"]["token_capture"]["unavailable"] = 5
+    call = Call(0, json.dumps(row).encode())
     assert call.engine is None
     with pytest.raises(RecordError, match="unavailable is not an object"):
         _ = call.capture
 
 
 def test_a_key_of_that_name_elsewhere_is_left_alone() -> None:
-    told = line()
-    told["request"]["body"]["token_capture"] = {"prompt_token_ids": LONG[::-1]}
-    call = Call(0, orjson.dumps(told))
+    row = line()
+    row["request"]["body"]["token_capture"] = {"prompt_token_ids": LONG[::-1]}
+    call = Call(0, orjson.dumps(row))
     assert call.capture is not None and call.capture.prompt_token_ids == LONG
     assert call.request_body["token_capture"] == {"prompt_token_ids": LONG[::-1]}
 
 
 def test_several_prompts_stand_in_their_choices() -> None:
-    told = line()
-    capture = told["metadata"]["token_capture"]
+    row = line()
+    capture = row["metadata"]["token_capture"]
     capture["prompt_token_ids"] = None
     for choice in capture["completions"]:
         choice["prompt_token_ids"] = LONG
-    call = Call(0, orjson.dumps(told))
+    call = Call(0, orjson.dumps(row))
     assert call.capture is not None and call.capture.prompt_token_ids is None
     assert call.capture.completions[0].prompt_token_ids == LONG
 
@@ -165,9 +165,9 @@ def test_several_prompts_stand_in_their_choices() -> None:
 @pytest.mark.parametrize("place", ["prompt", "sampled"])
 @pytest.mark.parametrize("bad", [1.5, None, -1, True, "7", [1]])
 def test_one_bad_id_voids_the_list_and_is_named(place: str, bad: Any) -> None:
-    told = line(**{place: [*LONG, bad]})  # type: ignore[arg-type]
-    told["metadata"]["token_capture"]["completions"][0]["logprobs"] = [-0.5] * (len(LONG) + 1)
-    capture = Call(0, orjson.dumps(told)).capture
+    row = line(**{place: [*LONG, bad]})  # type: ignore[arg-type]
+    row["metadata"]["token_capture"]["completions"][0]["logprobs"] = [-0.5] * (len(LONG) + 1)
+    capture = Call(0, orjson.dumps(row)).capture
     assert capture is not None and not capture.complete
     assert ("prompt_token_ids" if place == "prompt" else "completion_token_ids") in capture.unavailable
 
@@ -205,9 +205,9 @@ def test_growing_prompts_are_read_right_through_a_journal(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("tools", "offered"), [([{"a": 1}], True), ([], False), (None, False), ("x", False)])
 def test_whether_tools_were_offered_is_told_without_reading_the_messages(tools: Any, offered: bool) -> None:
-    told = line()
-    told["request"]["body"]["tools"] = tools
-    assert Call(0, orjson.dumps(told)).offers_tools is offered
+    row = line()
+    row["request"]["body"]["tools"] = tools
+    assert Call(0, orjson.dumps(row)).offers_tools is offered
     assert Call(0, b"{}").offers_tools is False
 
 
@@ -301,7 +301,7 @@ def test_what_is_no_number_is_none(tmp_path: Path, number: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "said"),
+    ("numbers", "problem"),
     [
         ([0, 2], "call 1 has no line"),
         ([1], "call 0 has no line"),
@@ -315,12 +315,12 @@ def test_what_is_no_number_is_none(tmp_path: Path, number: object) -> None:
         ([], None),
     ],
 )
-def test_calls_without_a_line_are_named(tmp_path: Path, numbers: list[int | None], said: str | None) -> None:
+def test_calls_without_a_line_are_named(tmp_path: Path, numbers: list[int | None], problem: str | None) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(b"".join(recorded(number) + b"\n" for number in numbers))
     reader = JournalReader(path)
     assert len(list(reader)) == len(numbers)
-    assert (None if reader.gaps is None else reader.gaps.partition(": ")[0]) == said
+    assert (None if reader.gaps is None else reader.gaps.partition(": ")[0]) == problem
 
 
 def test_a_torn_line_is_the_call_that_is_missing(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def spelled(choice: dict[str, Any], token: str) -> dict[str, Any]:
     return choice
 
 
-def asked_llama(choices: list[Any], told: int, **request: Any) -> tuple[TokenCapture, list[str], Any]:
+def asked_llama(choices: list[Any], count: int, **request: Any) -> tuple[TokenCapture, list[str], Any]:
     """A llama.cpp call with its side questions answered: the capture, the routes asked, what the agent gets."""
     one = engine("llamacpp")
     body = {"messages": [{"role": "user", "content": "hi"}], **request}
@@ -45,7 +45,7 @@ def asked_llama(choices: list[Any], told: int, **request: Any) -> tuple[TokenCap
                 asked.append(questions.send(next(answers))[0])
         except StopIteration:
             pass
-    usage = {"prompt_tokens": 3, "completion_tokens": told}
+    usage = {"prompt_tokens": 3, "completion_tokens": count}
     given = json.loads(reader.body(json.dumps({"choices": choices, "usage": usage}).encode()))
     return reader.capture("ok", status=200), asked, given
 

@@ -102,10 +102,10 @@ def test_of_many_processes_one_gets_the_lock(lock: Path, left: str | None, tmp_p
             assert racer.stdin is not None
             racer.stdin.write("go\n")
             racer.stdin.flush()
-        said = [racer.stdout.readline() for racer in racers if racer.stdout is not None]
+        lines = [racer.stdout.readline() for racer in racers if racer.stdout is not None]
         for racer in racers:
             racer.communicate("done\n")
-        assert sorted(said) == ["held\n", *["refused\n"] * 5]
+        assert sorted(lines) == ["held\n", *["refused\n"] * 5]
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:

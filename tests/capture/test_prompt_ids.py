@@ -22,10 +22,10 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 
 def ended(name: str) -> list[str]:
     """How the choices of a recorded answer ended, by the reader's own body."""
-    told = json.loads((TRANSCRIPTS / f"{name}.json").read_text())
+    result = json.loads((TRANSCRIPTS / f"{name}.json").read_text())
     data = (TRANSCRIPTS / f"{name}.body").read_bytes()
     kind = engine(name.split("/")[0])
-    body: dict[str, Any] = told["body"]
+    body: dict[str, Any] = result["body"]
     ask = kind.ask(CHAT, body, CaptureOptions())
     reader = Reader(kind, CHAT, body, ask)
     if body.get("stream"):

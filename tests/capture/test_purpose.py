@@ -45,11 +45,11 @@ def test_known_shapes(wanted: str, body: dict[str, Any]) -> None:
 
 
 def test_another_agent_in_the_same_rollout_is_a_subagent() -> None:
-    told = Purposes()
-    assert told.of(MAIN, {}) == "agent"
-    assert told.of(call("You are a search specialist.", "Find it.", "bash"), {}) == "subagent"
+    purposes = Purposes()
+    assert purposes.of(MAIN, {}) == "agent"
+    assert purposes.of(call("You are a search specialist.", "Find it.", "bash"), {}) == "subagent"
     again = {**MAIN, "messages": [*MAIN["messages"], {"role": "assistant", "content": "ok"}]}
-    assert told.of(again, {}) == "agent"
+    assert purposes.of(again, {}) == "agent"
 
 
 @pytest.mark.parametrize(
@@ -62,15 +62,15 @@ def test_another_agent_in_the_same_rollout_is_a_subagent() -> None:
     ],
 )
 def test_what_shares_system_tools_or_opening_is_the_agents_own(body: dict[str, Any]) -> None:
-    told = Purposes()
-    told.of(MAIN, {})
-    assert told.of(body, {}) == "agent"
+    purposes = Purposes()
+    purposes.of(MAIN, {})
+    assert purposes.of(body, {}) == "agent"
 
 
 def test_a_side_call_before_the_first_is_not_the_agent() -> None:
-    told = Purposes()
-    assert told.of(call("You are a title generator.", "Fix it."), {}) == "title"
-    assert told.of(MAIN, {}) == "agent"
+    purposes = Purposes()
+    assert purposes.of(call("You are a title generator.", "Fix it."), {}) == "title"
+    assert purposes.of(MAIN, {}) == "agent"
 
 
 STRANGE: list[dict[str, Any]] = [
@@ -94,5 +94,5 @@ RECORDED = json.loads((Path(__file__).parent / "agent_calls.json").read_text())
     "calls", [pytest.param(list(calls), id=agent) for agent, calls in groupby(RECORDED, lambda one: one["agent"])]
 )
 def test_what_real_agents_sent(calls: list[dict[str, Any]]) -> None:
-    told = Purposes()
-    assert [told.of(one["body"], one["headers"]) for one in calls] == [one["purpose"] for one in calls]
+    purposes = Purposes()
+    assert [purposes.of(one["body"], one["headers"]) for one in calls] == [one["purpose"] for one in calls]

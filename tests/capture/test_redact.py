@@ -255,10 +255,10 @@ def test_what_was_found_in_tools_is_found_again(deep: bool) -> None:
     for _ in range(400 if deep else 1):  # deeper than orjson writes
         inner = {"description": inner}
     tools = [{"type": "function", "function": {"name": "f", **inner}}]
-    said = [{"content": SECRETS["jwt"]}]
+    values = [{"content": SECRETS["jwt"]}]
     for _ in range(2):
-        assert secrets_seen({"temperature": 1.0, "tools": tools, "messages": said}) == ["aws_key", "jwt"]
-        assert secrets_seen({"tools": [{}], "messages": said}, {"tools": tools}) == ["aws_key", "jwt"]
+        assert secrets_seen({"temperature": 1.0, "tools": tools, "messages": values}) == ["aws_key", "jwt"]
+        assert secrets_seen({"tools": [{}], "messages": values}, {"tools": tools}) == ["aws_key", "jwt"]
         assert secrets_seen({"tools": [{}], "messages": []}) == secrets_seen({"tools": {"tools": [tools[:0]]}}) == []
 
 

@@ -170,14 +170,14 @@ def test_long_prompts_are_cut_out_or_parsed_to_the_same(
     prompt = list(range(9000))
     entry = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}
     role = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-    said = {**role, "delta": {"content": "a"}, "logprobs": {"content": [entry]}, "token_ids": [7]}
+    record = {**role, "delta": {"content": "a"}, "logprobs": {"content": [entry]}, "token_ids": [7]}
     counted = {"usage": {"prompt_tokens": 9000, "completion_tokens": 1}, "system_fingerprint": "x"}
     over = {"finish_reason": "stop"}
     streams = [
-        [{**HEAD, "choices": [role], "prompt_token_ids": prompt}, {**HEAD, "choices": [{**said, **over}]}],
-        [{**HEAD, "choices": [said], "prompt_token_ids": prompt}, {**HEAD, "choices": [{**role, **over}]}],
-        [{**HEAD, "choices": [{**said, "finish_reason": "stop"}], "prompt_token_ids": prompt}],
-        [{**HEAD, "choices": [{**said, "prompt_token_ids": prompt}]}],
+        [{**HEAD, "choices": [role], "prompt_token_ids": prompt}, {**HEAD, "choices": [{**record, **over}]}],
+        [{**HEAD, "choices": [record], "prompt_token_ids": prompt}, {**HEAD, "choices": [{**role, **over}]}],
+        [{**HEAD, "choices": [{**record, "finish_reason": "stop"}], "prompt_token_ids": prompt}],
+        [{**HEAD, "choices": [{**record, "prompt_token_ids": prompt}]}],
     ]  # fmt: skip
     body = {**BODY, **asked, **more}
     for chunks in streams:
@@ -189,7 +189,8 @@ def test_long_prompts_are_cut_out_or_parsed_to_the_same(
     unstreamed = {**body, "stream": False}
     message = {"role": "assistant", "content": "a"}
     whole = written(
-        {**HEAD, "choices": [{**said, "delta": None, "message": message}], "prompt_token_ids": prompt, **counted}, False
+        {**HEAD, "choices": [{**record, "delta": None, "message": message}], "prompt_token_ids": prompt, **counted},
+        False,
     )
     answers = []
     for keys in (readers._PROMPT_KEYS, ()):
@@ -231,14 +232,14 @@ def test_entries_taken_at_once_are_those_taken_one_by_one(entries: list[Any]) ->
 
 def test_ids_that_are_no_prompts_stay_where_they_are() -> None:
     """What a gateway, or a tool call, calls by the same name is the agent's."""
-    said = {"index": 0, "message": {"role": "assistant", "content": "a"}, "finish_reason": "stop", "token_ids": [7]}
+    record = {"index": 0, "message": {"role": "assistant", "content": "a"}, "finish_reason": "stop", "token_ids": [7]}
     entry = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}
     strange = {"prompt_token_ids": list(range(9000)), "input_ids": [1, 2]}
     vllm = engine("vllm")
     body = {**BODY, "stream": False}
     for told in ({}, {"prompt_token_ids": [5, 6]}, {"prompt_token_ids": strange["prompt_token_ids"]}):
         reader: Reader = Reader(vllm, CHAT, body, vllm.ask(CHAT, body, CaptureOptions()))
-        choice = {**said, "logprobs": {"content": [entry]}}
+        choice = {**record, "logprobs": {"content": [entry]}}
         whole = {**HEAD, "choices": [choice], "kv_transfer_params": strange, **told}
         given = json.loads(reader.body(written(whole, False)))
         assert given["kv_transfer_params"] == strange and given.get("prompt_token_ids") is None

@@ -36,8 +36,8 @@ INCOMPLETE = {
 
 def recorded() -> Iterator[str]:
     for path in sorted(TRANSCRIPTS.glob("*/*.json")):
-        told = json.loads(path.read_text())
-        if told["path"] in ROUTES and told["response"]["status"] == 200:
+        result = json.loads(path.read_text())
+        if result["path"] in ROUTES and result["response"]["status"] == 200:
             yield f"{path.parent.name}/{path.stem}"
 
 
@@ -100,9 +100,9 @@ class Replay:
                 index = choice["index"]
                 prompt = prompt or choice.get("prompt_token_ids")
                 ids.setdefault(index, []).extend(choice.get("token_ids") or choice.get("response_token_ids") or [])
-                told = choice.get("logprobs") or {}
-                entries = told.get("content") or []
-                values = [e["logprob"] for e in entries] or told.get("token_logprobs") or []
+                result = choice.get("logprobs") or {}
+                entries = result.get("content") or []
+                values = [e["logprob"] for e in entries] or result.get("token_logprobs") or []
                 ids[index] += [int(e["token"][9:]) for e in entries if e["token"].startswith("token_id:")]
                 logprobs.setdefault(index, []).extend(values)
         return prompt, ids, logprobs

@@ -40,12 +40,12 @@ def test_events_become_a_prompt_and_what_the_agent_did() -> None:
 
 @pytest.mark.parametrize("reward", [None, True, math.nan, math.inf, "1"])
 def test_an_unscored_rollout_is_no_zero(reward: Any) -> None:
-    told = result(rewards={"reward": reward})
-    assert results_row(told, EVENTS)["reward"] is None
-    assert verifiers_row(told, EVENTS)["info"]["reward_valid"] is False
-    assert reward_of_row(verifiers_row(told, EVENTS)) is None
-    assert reward_of_row(results_row(told, EVENTS)) is None
-    json.dumps([results_row(told, EVENTS), verifiers_row(told, EVENTS)], allow_nan=False)
+    report = result(rewards={"reward": reward})
+    assert results_row(report, EVENTS)["reward"] is None
+    assert verifiers_row(report, EVENTS)["info"]["reward_valid"] is False
+    assert reward_of_row(verifiers_row(report, EVENTS)) is None
+    assert reward_of_row(results_row(report, EVENTS)) is None
+    json.dumps([results_row(report, EVENTS), verifiers_row(report, EVENTS)], allow_nan=False)
 
 
 def test_a_row_of_benchflow_07_that_ended_in_an_error_has_no_reward() -> None:

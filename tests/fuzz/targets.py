@@ -236,8 +236,8 @@ def requests_of_dialects(asked: tuple[str, Any]) -> None:
         translated = dialect.translate(body, AnswerCache())
     except Refusal as refusal:
         assert 400 <= refusal.status < 500 and refusal.message
-        status, said = dialect.error(refusal.status, refusal.message)
-        assert status >= 400 and json.loads(said)
+        status, payload = dialect.error(refusal.status, refusal.message)
+        assert status >= 400 and json.loads(payload)
     else:
         json.dumps(translated.chat)
         assert isinstance(translated.chat.get("messages"), list) and all(
@@ -263,8 +263,8 @@ def answers_of_dialects(name: str, data: bytes, places: list[int], engine_name: 
     out.append(reply.finish() if reader.finished and reader.error is None else reply.error_event(500, "broke"))
     for event in decoded([b"".join(out)]):
         if event.data is not None:
-            told = json.loads(event.data)
-            assert event.complete and event.event is not None and told["type"] == event.event.decode()
+            result = json.loads(event.data)
+            assert event.complete and event.event is not None and result["type"] == event.event.decode()
     body = reply.body(reader.assembled())
     json.dumps(body)
     reply.cache_entries()
@@ -370,8 +370,8 @@ def jobs(calls: Any, name: str, value: Any, field: str) -> None:
         rows = calls if isinstance(calls, list) else [calls]
         data = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
         (rollout / "trajectory/llm_trajectory.jsonl").write_bytes(data)
-        told = json.loads((rollout / name).read_text())
-        (rollout / name).write_text(json.dumps({**told, field: value}))
+        result = json.loads((rollout / name).read_text())
+        (rollout / name).write_text(json.dumps({**result, field: value}))
         worked_through(job, folder)
     finally:
         shutil.rmtree(folder)

@@ -40,8 +40,8 @@ def test_each_agent_leaves_a_training_grade_rollout(tmp_path: Path, name: str) -
 def test_each_agent_comes_to_a_clean_end_with_a_small_model(tmp_path: Path, engine: EmbeddedEngine, name: str) -> None:
     """4096 tokens are less than some agents take for themselves: a refusal in the agent's dialect is then its end."""
     provider = Provider(f"llamacpp/{engine.model}", "llamacpp", engine.model, engine.base_url, None, True)
-    told = {"BENCHFLOW_CONTEXT_WINDOW": "4096"}
-    seen = attempt(tmp_path, load_task(TASK), find_agent(name), provider=provider, timeout=240.0, agent_env=told)
+    environment = {"BENCHFLOW_CONTEXT_WINDOW": "4096"}
+    seen = attempt(tmp_path, load_task(TASK), find_agent(name), provider=provider, timeout=240.0, agent_env=environment)
     result, run = seen.result, read_back(seen, [])
     print(name, result["stop_reason"], result["error_category"], result["error"], run.covered.line)
     assert seen.reward in (0.0, 1.0) and result["verifier_error"] is None

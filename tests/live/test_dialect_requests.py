@@ -51,6 +51,6 @@ def test_recorded_requests_are_valid_for_vllm() -> None:
     chats = [dialect.translate(body, {}).chat for _, dialect, body in requests]
     done = subprocess.run([python, "-c", CHECK], input=json.dumps(chats), capture_output=True, text=True, timeout=300)
     assert "CHECKED" in done.stdout, done.stderr[-2000:]
-    told = json.loads(done.stdout.split("CHECKED")[1])
-    for (name, _, _), chat, one in zip(requests, chats, told, strict=True):
+    result = json.loads(done.stdout.split("CHECKED")[1])
+    for (name, _, _), chat, one in zip(requests, chats, result, strict=True):
         assert one == {"unknown": [], "tools": len(chat.get("tools", ()))}, name

@@ -71,14 +71,14 @@ class Client:
         answer = await self.http.post("/chat/completions", json=body)
         assert answer.status_code == 200, answer.text
         [choice] = answer.json()["choices"]
-        said = choice["message"]
+        message = choice["message"]
         self.bodies.append(body)
         self.answers.append(choice)
-        content = said.get("content") or ""
+        content = message.get("content") or ""
         content = content.rpartition("</think>")[2].strip()
         back: dict[str, Any] = {"role": "assistant", "content": content}
         after: list[dict[str, Any]] = []
-        for call in said.get("tool_calls") or ():
+        for call in message.get("tool_calls") or ():
             arguments = json.dumps(json.loads(call["function"]["arguments"]), indent=1)
             function = {"name": call["function"]["name"], "arguments": arguments}
             back.setdefault("tool_calls", []).append({"id": call["id"], "type": "function", "function": function})

@@ -129,9 +129,9 @@ def step(trainer: str, script: str, *words: str | Path) -> dict[str, Any]:
     command = [python, STEPS / script, *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
-    told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    print(f"{trainer} {script}: {str(told)[:400]}")
-    return told
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    print(f"{trainer} {script}: {str(result)[:400]}")
+    return result
 
 
 def test_coverage_says_yes_to_each(job: Path) -> None:
@@ -147,19 +147,19 @@ def test_trl_takes_a_step_on_message_rows(
     that max_tokens cut has no stop token, and the template adds that too.
     """
     rows = convert(job, tmp_path / "rows.jsonl", "trl-sft", "--row-mode", "exchange")
-    told = step("trl", "trl_steps.py", "sft", rows, vllm.weights, TEMPLATE)
-    assert told["rows"] == 2 * GROUP and told["moved"] and math.isfinite(told["loss"])
+    result = step("trl", "trl_steps.py", "sft", rows, vllm.weights, TEMPLATE)
+    assert result["rows"] == 2 * GROUP and result["moved"] and math.isfinite(result["loss"])
     replies = [json.loads(line) for line in rows.read_text().splitlines()]
     lasts = [call.capture.completions[0].token_ids[-1] for rollout in tokens for call in rollout.calls if call.capture]  # type: ignore[index]
     assert len(lasts) == len(replies) and lasts.count(STOP) > 0
-    assert told["trained"] == sampled + len(replies) + sum(last != STOP for last in lasts)
+    assert result["trained"] == sampled + len(replies) + sum(last != STOP for last in lasts)
 
 
 def test_trl_takes_a_step_on_exact_ids(job: Path, tmp_path: Path, vllm: LiveEngine, sampled: int) -> None:
     rows = convert(job, tmp_path / "rows.jsonl", "trl-sft-ids")
-    told = step("trl", "trl_steps.py", "sft", rows, vllm.weights, TEMPLATE)
-    assert told["rows"] == GROUP and told["moved"] and math.isfinite(told["loss"])
-    assert told["trained"] == sampled
+    result = step("trl", "trl_steps.py", "sft", rows, vllm.weights, TEMPLATE)
+    assert result["rows"] == GROUP and result["moved"] and math.isfinite(result["loss"])
+    assert result["trained"] == sampled
 
 
 def test_trl_takes_a_grpo_step_on_what_vllm_sampled(
@@ -167,25 +167,25 @@ def test_trl_takes_a_grpo_step_on_what_vllm_sampled(
 ) -> None:
     """The trainer's logprobs are the captured ones, its advantages the row's own, and only sampled ids are trained."""
     rows = convert(job, tmp_path / "rows.jsonl", "trl-grpo", "--group-advantage")
-    told = step("trl", "trl_steps.py", "grpo", rows, vllm.weights, TEMPLATE)
-    assert told["difference"] < 1e-4
+    result = step("trl", "trl_steps.py", "grpo", rows, vllm.weights, TEMPLATE)
+    assert result["difference"] < 1e-4
     written = [json.loads(line) for line in rows.read_text().splitlines()]
     # TRL shuffles the batch: rows are known again by how much of them is trained.
-    pairs = sorted(zip(told["trained"], told["advantages"], strict=True))
+    pairs = sorted(zip(result["trained"], result["advantages"], strict=True))
     wanted = sorted((sum(row["env_mask"]), row["advantage"]) for row in written)
     assert [number for number, _ in pairs] == [number for number, _ in wanted]
     assert [number for number, _ in pairs] == sorted(rollout.sequences[0].sampled for rollout in tokens)
     assert [value for _, value in pairs] == pytest.approx([value for _, value in wanted], abs=1e-5)
-    assert {round(value, 3) for value in told["advantages"]} == {0.866, -0.866}
-    assert told["moved"] and math.isfinite(told["loss"])
+    assert {round(value, 3) for value in result["advantages"]} == {0.866, -0.866}
+    assert result["moved"] and math.isfinite(result["loss"])
 
 
 def test_audit_agrees_with_transformers(job: Path, vllm: LiveEngine, sampled: int) -> None:
     done = bench("audit", job, "--model", vllm.weights, "--json", python=ENVIRONMENTS / "trl/bin/python")
-    told = json.loads(done.stdout)
-    print(f"audit: largest difference {told['largest']:.2e}, mean {told['mean']:.2e}")
-    assert done.returncode == 0 and told["tokens"] == sampled and told["calls"] == 2 * GROUP
-    assert told["largest"] < 1e-4 and told["sampling"] == []
+    result = json.loads(done.stdout)
+    print(f"audit: largest difference {result['largest']:.2e}, mean {result['mean']:.2e}")
+    assert done.returncode == 0 and result["tokens"] == sampled and result["calls"] == 2 * GROUP
+    assert result["largest"] < 1e-4 and result["sampling"] == []
 
 
 def test_audit_finds_a_log_that_is_not_this_models(job: Path, vllm: LiveEngine, tmp_path: Path) -> None:
@@ -204,33 +204,33 @@ def test_audit_finds_a_log_that_is_not_this_models(job: Path, vllm: LiveEngine, 
 @pytest.mark.parametrize("form", ["trl-sft", "prime-sft", "skyrl-sft", "trl-sft-ids", "trl-grpo"])
 def test_datasets_loads_rows_and_fills_in_no_null(job: Path, tmp_path: Path, form: str) -> None:
     rows = convert(job, tmp_path / "rows.jsonl", form)
-    told = step("trl", "load_steps.py", rows)
-    assert told["rows"] == len(rows.read_text().splitlines()) and told["nulls"] == []
+    result = step("trl", "load_steps.py", rows)
+    assert result["rows"] == len(rows.read_text().splitlines()) and result["nulls"] == []
 
 
 def test_verls_own_dataset_reads_the_rows(job: Path, tmp_path: Path, vllm: LiveEngine) -> None:
     rows = convert(job, tmp_path / "rows.parquet", "verl-sft")
-    told = step("verl", "verl_steps.py", rows, vllm.weights, TEMPLATE)
-    assert told["rows"] == GROUP and all(told["trained"]) and min(told["tokens"]) > 100
+    result = step("verl", "verl_steps.py", rows, vllm.weights, TEMPLATE)
+    assert result["rows"] == GROUP and all(result["trained"]) and min(result["tokens"]) > 100
 
 
 def test_skyrls_own_functions_read_the_rows(job: Path, tmp_path: Path, vllm: LiveEngine) -> None:
     rows = convert(job, tmp_path / "rows.jsonl", "skyrl-sft")
-    told = step("skyrl", "skyrl_steps.py", rows, vllm.weights, TEMPLATE)
-    assert told["rows"] == GROUP
-    for messages in told["messages"]:
+    result = step("skyrl", "skyrl_steps.py", rows, vllm.weights, TEMPLATE)
+    assert result["rows"] == GROUP
+    for messages in result["messages"]:
         assert messages[-1]["role"] == "assistant"
         assert all(isinstance(message["content"], str) for message in messages)
         calls = [call for message in messages for call in message.get("tool_calls", ())]
         assert all(isinstance(call["function"]["arguments"], dict) for call in calls)
-    assert all(told["actions"]), told
+    assert all(result["actions"]), result
 
 
 def test_openenvs_own_record_takes_the_episodes(job: Path, tmp_path: Path) -> None:
     folder = convert(job, tmp_path / "episodes", "openenv-episodes")
-    told = step("openenv", "openenv_steps.py", folder / "results.jsonl")
-    assert told["rows"] == told["loaded"] == GROUP and all(told["again"])
-    assert sorted(told["rewards"]) == [0.0, 0.0, 1.0, 1.0]
+    result = step("openenv", "openenv_steps.py", folder / "results.jsonl")
+    assert result["rows"] == result["loaded"] == GROUP and all(result["again"])
+    assert sorted(result["rewards"]) == [0.0, 0.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("form", ["trl-sft", "prime-sft"])

@@ -41,8 +41,8 @@ def test_what_is_held_of_a_bridged_call_is_counted() -> None:
     gc.collect()
     kept = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
-    said = sum(call.size for call in calls)
-    assert len(list(held)) == 20 and 0.8 * said < kept < 1.25 * said
+    result = sum(call.size for call in calls)
+    assert len(list(held)) == 20 and 0.8 * result < kept < 1.25 * result
 
 
 def test_what_is_held_is_nothing_that_the_collector_looks_at() -> None:

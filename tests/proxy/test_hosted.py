@@ -140,8 +140,8 @@ async def test_an_api_that_cannot_be_reached_or_trusted_is_502_and_names_no_addr
 
 @pytest.mark.parametrize("status", [307, 401, 429])
 async def test_an_error_of_the_api_is_passed_on_without_our_key(started: Started, trusted: Path, status: int) -> None:
-    told = {"error": {"message": "Incorrect API key provided: sk-api-0123456789", "code": status}}
-    async with TlsEngine(trusted, answers(status, told, location="https://elsewhere.example/v1")) as engine:
+    record = {"error": {"message": "Incorrect API key provided: sk-api-0123456789", "code": status}}
+    async with TlsEngine(trusted, answers(status, record, location="https://elsewhere.example/v1")) as engine:
         async with started(engine.url, upstream_key="sk-api-0123456789") as bench:
             got = await bench.client.post("/chat/completions", json=CHAT, follow_redirects=False)
             text = got.text + str(got.headers) + bench.journal.read_text()

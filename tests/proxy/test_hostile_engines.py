@@ -199,12 +199,12 @@ async def test_an_engine_that_repeats_our_key_or_its_address_tells_no_agent(star
     secret = "sk-engine-0123456789"
     async with FakeEngine() as engine:
         address = f"127.0.0.1:{engine.port}"
-        told = {"error": {"message": f"key {secret} refused at http://{address}/v1", "code": 401}}
+        record = {"error": {"message": f"key {secret} refused at http://{address}/v1", "code": 401}}
         echo = {"x_served_by": f"{address} {secret}"}
-        in_stream = EVENTS[:900].rpartition(b"\n\n")[0] + b"\n\ndata: " + json.dumps(told).encode() + b"\n\n"
+        in_stream = EVENTS[:900].rpartition(b"\n\n")[0] + b"\n\ndata: " + json.dumps(record).encode() + b"\n\n"
         engine.answers = [
-            answers(401, told, **echo), answers(200, told, **echo), streams(in_stream + b"data: [DONE]\n\n"),
-            answers(400, told, **echo), answers(400, told, **echo), replays(PLAIN),
+            answers(401, record, **echo), answers(200, record, **echo), streams(in_stream + b"data: [DONE]\n\n"),
+            answers(400, record, **echo), answers(400, record, **echo), replays(PLAIN),
         ]  # fmt: skip
         async with started(engine.url, upstream_key=secret, admin_port=0, admin_key="admin") as bench:
             seen = ""
@@ -225,8 +225,8 @@ async def test_an_engine_that_repeats_our_key_or_its_address_tells_no_agent(star
 
 @pytest.mark.parametrize("end", ["\r\n", "\r"])
 async def test_other_line_ends_comments_and_no_space_are_understood(started: Started, end: str) -> None:
-    told = b": hello\n\n:data: [DONE]\n\nid: 7\nretry: 3\n" + EVENTS.replace(b"data: ", b"data:")
-    got, call = await asked(started, streams(told.replace(b"\n", end.encode()), size=11), STREAMED)
+    result = b": hello\n\n:data: [DONE]\n\nid: 7\nretry: 3\n" + EVENTS.replace(b"data: ", b"data:")
+    got, call = await asked(started, streams(result.replace(b"\n", end.encode()), size=11), STREAMED)
     assert call.outcome == "ok" and call.capture is not None and call.capture.complete
     assert got.content.startswith(f": hello{end}{end}:data: [DONE]{end}{end}".encode())
     assert got.content.count(b"[DONE]") == 2

@@ -84,11 +84,11 @@ async def test_a_disk_that_fills_up_in_mid_line_keeps_the_lines_before_and_takes
                 assert (await client.post("/chat/completions", json=CHAT)).status_code == 200
         finally:
             proxy.send_signal(signal.SIGTERM)
-            _, told = proxy.communicate(timeout=20)
+            _, stderr = proxy.communicate(timeout=20)
     reader = JournalReader(journal)
     assert [call.number for call in reader] == [0, 3] and reader.problems == []
-    assert "cannot write the journal" in told and "Traceback" not in told
-    assert "ERROR stopped: 4 calls, 4 complete, but 2 of them are in no journal" in told and "recorded," not in told
+    assert "cannot write the journal" in stderr and "Traceback" not in stderr
+    assert "ERROR stopped: 4 calls, 4 complete, but 2 of them are in no journal" in stderr and "recorded," not in stderr
     assert proxy.returncode == 0
 
 
@@ -137,8 +137,8 @@ async def test_a_second_proxy_on_a_journal_is_refused_and_the_first_goes_on(star
             sys.executable, "-m", "proxy", "--upstream", engine.url, "--out", str(tmp_path / "captures"), "--port", "0",
             "--no-probe", stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2],
         )  # fmt: skip
-        _, told = await asyncio.wait_for(second.communicate(), 20)
-        assert second.returncode == 2 and b"one writer" in told and len(told.splitlines()) == 1
+        _, stderr = await asyncio.wait_for(second.communicate(), 20)
+        assert second.returncode == 2 and b"one writer" in stderr and len(stderr.splitlines()) == 1
         await answered(bench)
         assert len(bench.calls()) == 2
 
@@ -213,7 +213,7 @@ async def test_a_line_that_cannot_be_written_says_so_in_the_metrics(started: Sta
             bench.journal.unlink()
             await answered(bench)
             async with httpx.AsyncClient(headers={"authorization": "Bearer admin"}) as admin:
-                told = (await admin.get(f"{bench.proxy.admin_url}/metrics")).text
+                result = (await admin.get(f"{bench.proxy.admin_url}/metrics")).text
                 shown = (await admin.get(f"{bench.proxy.admin_url}/sessions/default")).json()
-    assert "capture_journal_failures_total 1.0" in told
+    assert "capture_journal_failures_total 1.0" in result
     assert json.dumps(shown["journal_failed"])

@@ -20,8 +20,8 @@ def test_a_histogram_is_the_librarys(seconds: list[float]) -> None:
     for second in seconds:
         ours.ttft.observe(second)
         theirs.observe(second)
-    told = [line for line in generate_latest(registry).decode().splitlines() if "_created" not in line]
-    assert "\n".join(told) in ours.render().decode()
+    values = [line for line in generate_latest(registry).decode().splitlines() if "_created" not in line]
+    assert "\n".join(values) in ours.render().decode()
 
 
 def test_calls_are_counted_with_what_they_lack() -> None:
@@ -34,7 +34,7 @@ def test_calls_are_counted_with_what_they_lack() -> None:
         )  # fmt: skip
         metrics.count("openai-chat", "ok", 12.0, capture)
     metrics.count("openai-chat", "error", None, None)
-    told = metrics.render().decode().splitlines()
+    lines = metrics.render().decode().splitlines()
     assert {
         'capture_calls_total{outcome="ok",wire="openai-chat"} 2.0',
         'capture_calls_total{outcome="error",wire="openai-chat"} 1.0',
@@ -43,4 +43,4 @@ def test_calls_are_counted_with_what_they_lack() -> None:
         "capture_complete_calls_total 1.0",
         'capture_incomplete_calls_total{code="no_logprobs",field="logprobs"} 1.0',
         "capture_ttft_seconds_count 2.0",
-    } <= set(told)
+    } <= set(lines)

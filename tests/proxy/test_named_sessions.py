@@ -200,8 +200,8 @@ async def test_a_policy_version_that_was_set_outlasts_the_end(started: Started, 
 
 async def test_what_was_remembered_is_said_to_be_forgotten(started: Started, tmp_path: Path) -> None:
     async with FakeEngine(replays(PLAIN)) as engine, started(engine.url) as bench:
-        told = (await post(bench, "task-1", "responses", model="m", input="hi")).json()
-        follow = {"model": "m", "input": "and?", "previous_response_id": told["id"]}
+        body = (await post(bench, "task-1", "responses", model="m", input="hi")).json()
+        follow = {"model": "m", "input": "and?", "previous_response_id": body["id"]}
         assert (await post(bench, "task-1", "responses", **follow)).status_code == 200
         await an_hour_passes(bench)
         refused = await post(bench, "task-1", "responses", **follow)

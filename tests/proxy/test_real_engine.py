@@ -96,19 +96,19 @@ STREAMED = ("plain", "to its own end", "tools", "tools required", "a stop string
 
 def told(data: bytes) -> dict[str, Any]:
     """What a stream says, however it is cut into chunks."""
-    said: dict[str, Any] = {"text": "", "finish": None, "tools": {}, "done": data.endswith(b"data: [DONE]\n\n")}
+    record: dict[str, Any] = {"text": "", "finish": None, "tools": {}, "done": data.endswith(b"data: [DONE]\n\n")}
     for block in data.decode().split("\n\n"):
         if not block.startswith("data: {"):
             continue
         for choice in json.loads(block[6:]).get("choices", []):
             delta = choice.get("delta", {})
-            said["text"] += delta.get("content") or choice.get("text") or ""
-            said["finish"] = choice.get("finish_reason") or said["finish"]
+            record["text"] += delta.get("content") or choice.get("text") or ""
+            record["finish"] = choice.get("finish_reason") or record["finish"]
             for tool in delta.get("tool_calls") or ():
-                held = said["tools"].setdefault(tool["index"], {"name": "", "arguments": ""})
+                held = record["tools"].setdefault(tool["index"], {"name": "", "arguments": ""})
                 for name, value in tool["function"].items():
                     held[name] += value
-    return said
+    return record
 
 
 @pytest.mark.parametrize("shape", STREAMED)

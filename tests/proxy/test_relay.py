@@ -33,7 +33,7 @@ def events(data: bytes) -> list[Any]:
 
 
 async def test_an_unstreamed_call_is_captured_and_the_agent_sees_nothing_of_it(started: Started) -> None:
-    told, recorded = transcript("vllm/chat-plain-length-nostream")
+    result, recorded = transcript("vllm/chat-plain-length-nostream")
     async with FakeEngine(replays("vllm/chat-plain-length-nostream")) as engine, started(engine.url) as bench:
         answer = await bench.client.post("/chat/completions", json=CHAT)
         call = bench.call()
@@ -55,7 +55,7 @@ async def test_an_unstreamed_call_is_captured_and_the_agent_sees_nothing_of_it(s
     assert call.request_body == CHAT
     assert call.metadata["engine"] == "vllm" and call.metadata["engine_version"] == "0.32.0"
     assert call.metadata["sampling"]["sent"] == {"temperature": 0, "max_tokens": 10}
-    assert told["response"]["status"] == call.status_code == 200
+    assert result["response"]["status"] == call.status_code == 200
 
 
 async def test_a_stream_reaches_the_agent_as_if_the_proxy_were_not_there(started: Started) -> None:
@@ -159,12 +159,12 @@ async def test_capture_off_asks_for_nothing_and_still_keeps_a_journal(started: S
 
 @pytest.mark.parametrize("name", ["err-model-404", "err-context-length", "err-max-tokens"])
 async def test_an_engines_error_reaches_the_agent_as_it_is(started: Started, name: str) -> None:
-    told, recorded = transcript(f"vllm/{name}")
+    result, recorded = transcript(f"vllm/{name}")
     async with FakeEngine(replays(f"vllm/{name}")) as engine, started(engine.url) as bench:
         answer = await bench.client.post("/chat/completions", json=CHAT)
         call = bench.call()
-    assert (answer.status_code, answer.content) == (told["response"]["status"], recorded)
-    assert call.outcome == "error" and call.status_code == told["response"]["status"]
+    assert (answer.status_code, answer.content) == (result["response"]["status"], recorded)
+    assert call.outcome == "error" and call.status_code == result["response"]["status"]
     assert call.response_body == json.loads(recorded)
     assert call.capture is not None and not call.capture.complete
     assert {why.reason for why in call.capture.unavailable.values()} == {"request_failed"}

@@ -152,20 +152,20 @@ async def test_the_admin_listener_opens_shows_and_closes_sessions(tmp_path: Path
                 },
             )
             assert made.status_code == 201
-            told = made.json()
-            assert set(told) == {"session", "api_key", "base_url", "anthropic_base_url"}
-            assert (await post(told["base_url"], told["api_key"])).status_code == 200
-            policy = await admin.post(f"/sessions/{told['session']}/policy", json={"version": "2"})
+            body = made.json()
+            assert set(body) == {"session", "api_key", "base_url", "anthropic_base_url"}
+            assert (await post(body["base_url"], body["api_key"])).status_code == 200
+            policy = await admin.post(f"/sessions/{body['session']}/policy", json={"version": "2"})
             assert policy.json()["policy_version"] == "2"
-            assert (await admin.get(f"/sessions/{told['session']}")).json()["calls"] == 1
+            assert (await admin.get(f"/sessions/{body['session']}")).json()["calls"] == 1
             metrics = (await admin.get("/metrics")).text
             assert 'capture_calls_total{outcome="ok",wire="openai-chat"} 1.0' in metrics
             assert "capture_complete_calls_total 1.0" in metrics
-            assert (await admin.delete(f"/sessions/{told['session']}")).json()["closed"] is True
-            assert (await admin.get(f"/sessions/{told['session']}")).status_code == 404
+            assert (await admin.delete(f"/sessions/{body['session']}")).json()["closed"] is True
+            assert (await admin.get(f"/sessions/{body['session']}")).status_code == 404
             odd = await admin.post("/sessions", json={"name": "x", "journal": "y", "upstreem": "z"})
             assert odd.status_code == 400 and "upstreem" in odd.json()["error"]["message"]
-        async with httpx.AsyncClient(base_url=proxy.admin_url, headers=key(told["api_key"])) as agent:
+        async with httpx.AsyncClient(base_url=proxy.admin_url, headers=key(body["api_key"])) as agent:
             assert (await agent.get("/sessions")).status_code == 401
             assert (await agent.get("/metrics")).status_code == 401
         async with httpx.AsyncClient() as agent:
@@ -243,9 +243,9 @@ async def test_a_prompt_that_goes_on_from_the_last_is_read_as_if_it_did_not(star
         for _ in prompts:
             assert (await bench.client.post("/chat/completions", json=CHAT)).status_code == 200
         calls = bench.calls()
-    told = [call.capture and call.capture.prompt_token_ids for call in calls]
+    values = [call.capture and call.capture.prompt_token_ids for call in calls]
     wanted = [json.loads(f"[{text}]") for text in prompts]
-    assert [ids and ids.tolist() for ids in told] == [*wanted[:4], None, wanted[5]]
+    assert [ids and ids.tolist() for ids in values] == [*wanted[:4], None, wanted[5]]
     assert [call.capture is not None and call.capture.complete for call in calls] == [True] * 4 + [False, True]
 
 

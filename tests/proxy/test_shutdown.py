@@ -40,16 +40,16 @@ async def stopped(
                     proxy.send_signal(signal.SIGTERM)
                     await asyncio.sleep(0.05)
                 got = await asyncio.gather(*sending, return_exceptions=True)
-                told = await asyncio.to_thread(proxy.communicate, timeout=30)
+                result = await asyncio.to_thread(proxy.communicate, timeout=30)
                 seconds = time.monotonic() - began
         finally:
             proxy.kill()
     assert proxy.returncode == 0
-    assert "Traceback" not in told[1], told[1]
+    assert "Traceback" not in result[1], result[1]
     reader = JournalReader(tmp_path / "default/trajectory/llm_trajectory.jsonl")
     recorded = list(reader)
     assert reader.problems == []
-    return got, recorded, told[1], seconds
+    return got, recorded, result[1], seconds
 
 
 def slow(seconds: float) -> Answer:
@@ -63,12 +63,12 @@ def slow(seconds: float) -> Answer:
 
 async def test_calls_in_flight_end_and_are_recorded(tmp_path: Path) -> None:
     answer = replays(STREAM, size=400, pause=0.05)
-    got, recorded, told, seconds = await stopped(tmp_path, answer, "--grace", "10", stream=True)
+    got, recorded, result, seconds = await stopped(tmp_path, answer, "--grace", "10", stream=True)
     ended = [answer for answer in got if isinstance(answer, httpx.Response) and b"[DONE]" in answer.content]
     assert len(ended) == 40, "each call that had begun ends"
     assert [call.outcome for call in recorded] == ["ok"] * 40
     assert all(call.capture is not None and call.capture.complete for call in recorded)
-    assert "stopping" in told and "stopped: 40 calls recorded, 40 complete" in told and seconds < 9
+    assert "stopping" in result and "stopped: 40 calls recorded, 40 complete" in result and seconds < 9
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -87,11 +87,11 @@ async def test_calls_that_do_not_end_within_the_grace_are_recorded_as_aborted(
 
 
 async def test_a_stop_with_nothing_to_do_is_quick_also_with_idle_connections(tmp_path: Path) -> None:
-    got, recorded, told, seconds = await stopped(
+    got, recorded, result, seconds = await stopped(
         tmp_path, replays("vllm/chat-plain-length-nostream"), calls=10, after=0.8
     )
     assert len(recorded) == 10 and all(answer.status_code == 200 for answer in got)
-    assert seconds < 3 and "10 complete" in told
+    assert seconds < 3 and "10 complete" in result
 
 
 async def test_a_stop_while_no_engine_answers_the_probe_is_quick(tmp_path: Path) -> None:
@@ -100,5 +100,5 @@ async def test_a_stop_while_no_engine_answers_the_probe_is_quick(tmp_path: Path)
     proxy, _ = start_proxy(url, tmp_path, "--probe")
     await asyncio.sleep(0.3)
     proxy.send_signal(signal.SIGINT)
-    _, told = await asyncio.to_thread(proxy.communicate, timeout=10)
-    assert proxy.returncode == 0 and "Traceback" not in told
+    _, stderr = await asyncio.to_thread(proxy.communicate, timeout=10)
+    assert proxy.returncode == 0 and "Traceback" not in stderr

@@ -25,9 +25,9 @@ async def test_no_bridge_is_wrong() -> None:
 @pytest.mark.live
 @pytest.mark.timeout(3600)
 async def test_no_bridge_is_wrong_in_ten_thousand_conversations() -> None:
-    told = await talk(NAMES, 10_000, seed=1_000_000)
-    judged(told)
-    print("\n" + told.table())
+    result = await talk(NAMES, 10_000, seed=1_000_000)
+    judged(result)
+    print("\n" + result.table())
 
 
 def judged(told: Told) -> None:

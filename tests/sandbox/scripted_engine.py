@@ -145,12 +145,12 @@ class ScriptedEngine:
         """The chunks of a streamed answer; the first is the only one of an unstreamed answer."""
         self.seen.append(body)
         prompt = encode(render(body))
-        said = self.script(body)
+        result = self.script(body)
         if not body.get("stream"):
-            yield from whole(body, prompt, said)
+            yield from whole(body, prompt, result)
             return
-        made = list(chunks(body, prompt, said))
-        if self.rewrite is not None and said.calls:
+        made = list(chunks(body, prompt, result))
+        if self.rewrite is not None and result.calls:
             self.rewrite([delta["tool_calls"] for delta in deltas(made) if delta.get("tool_calls")])
         yield from made
 

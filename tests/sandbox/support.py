@@ -92,8 +92,8 @@ class ByTask(ShellAgent):
 class Seen:
     """One rollout that was run: its result and its folder."""
 
-    def __init__(self, outcome: JobOutcome, folder: Path, said: str, lines: str) -> None:
-        self.outcome, self.folder, self.said, self.lines = outcome, folder, said, lines
+    def __init__(self, outcome: JobOutcome, folder: Path, text: str, lines: str) -> None:
+        self.outcome, self.folder, self.said, self.lines = outcome, folder, text, lines
         self.result: dict[str, Any] = json.loads((folder / "result.json").read_text())
 
     @property

@@ -72,8 +72,8 @@ def test_each_agent_is_told_its_context(tmp_path: Path, given: dict[str, str], w
     assert provider["benchflow"]["models"][0]["contextWindow"] == window
     assert opencode.config(agent_run)["provider"]["benchflow"]["models"]["my-policy"]["limit"]["context"] == window
     assert qwen.settings(agent_run)["model"]["generationConfig"]["contextWindowSize"] == window
-    told = tomllib.loads(codex.config(agent_run))
-    assert told["model_context_window"] == window < told["model_auto_compact_token_limit"]
+    result = tomllib.loads(codex.config(agent_run))
+    assert result["model_context_window"] == window < result["model_auto_compact_token_limit"]
 
 
 def test_a_context_that_is_no_number_is_not_told(tmp_path: Path) -> None:
@@ -83,9 +83,9 @@ def test_a_context_that_is_no_number_is_not_told(tmp_path: Path) -> None:
 def test_codex_settings_are_toml_whatever_the_names_hold(tmp_path: Path) -> None:
     agent_run = scene_of(tmp_path)
     agent_run.model = Model("http://h:9/v1", "k", 'a "quoted" \\ name')
-    told = tomllib.loads(codex.config(agent_run))
-    assert told["model"] == 'a "quoted" \\ name'
-    assert told["model_providers"]["benchflow"]["wire_api"] == "responses"
+    result = tomllib.loads(codex.config(agent_run))
+    assert result["model"] == 'a "quoted" \\ name'
+    assert result["model_providers"]["benchflow"]["wire_api"] == "responses"
 
 
 def test_every_agent_that_is_installed_says_its_version() -> None:

@@ -75,9 +75,9 @@ def test_raw_requests_from_inside_a_sandbox_are_refused(tmp_path: Path, engine: 
     provider = Provider(f"llamacpp/{engine.model}", "llamacpp", engine.model, engine.base_url, ENGINE_KEY, True)
     task = make_task(tmp_path, agent="timeout_sec: 250")
     seen = attempt(tmp_path, task, ShellAgent(INSIDE, needs_model=True), provider=provider)
-    said = dict(line.split()[1:3] for line in seen.said.splitlines() if line.startswith("TRY "))
-    assert set(said) == set(EXPECTED), seen.said
-    assert {name: said[name] for name in said if said[name] not in EXPECTED[name]} == {}
+    result = dict(line.split()[1:3] for line in seen.said.splitlines() if line.startswith("TRY "))
+    assert set(result) == set(EXPECTED), seen.said
+    assert {name: result[name] for name in result if result[name] not in EXPECTED[name]} == {}
     address = engine.base_url.partition("//")[2].partition("/")[0]
     assert ENGINE_KEY not in seen.said and address not in seen.said
     assert "NEIGHBOURS []" in seen.said, "no other port of this machine near the proxy's, such as its admin routes'"

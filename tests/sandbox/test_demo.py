@@ -54,8 +54,8 @@ def test_the_ids_decode_to_what_the_agent_was_told(
     call = shown[1][kind]
     assert call.capture is not None and call.capture.completions[0].token_ids is not None
     decoded = detokenizer(engine)(call.capture.completions[0].token_ids.tolist())
-    told = call.response_body["choices"][0]["message"]["content"]
-    assert told and decoded.removesuffix("<|im_end|>") == told
+    content = call.response_body["choices"][0]["message"]["content"]
+    assert content and decoded.removesuffix("<|im_end|>") == content
 
 
 def test_a_stream_is_captured_as_the_same_call_without_one(shown: tuple[str, dict[str, Call]]) -> None:

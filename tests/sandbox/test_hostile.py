@@ -324,8 +324,8 @@ grep -rl UPSTREAM'-'SECRET /proc/*/environ /etc /opt /home /app /logs /tmp 2>/de
 """
 
 
-def asked(said: str) -> dict[str, str]:
-    return {line.split()[1]: line.split()[2] for line in said.splitlines() if line.startswith("ASKED")}
+def asked(text: str) -> dict[str, str]:
+    return {line.split()[1]: line.split()[2] for line in text.splitlines() if line.startswith("ASKED")}
 
 
 def provider_of(engine: EmbeddedEngine) -> Provider:
@@ -336,9 +336,11 @@ def test_a_key_reaches_its_own_session_and_nothing_else(tmp_path: Path, engine: 
     """Neither another rollout's calls nor the admin routes; the engine's key and address are nowhere in the sandbox."""
     provider, task = provider_of(engine), make_task(tmp_path, agent="timeout_sec: 200")
     seen = attempt(tmp_path, task, ShellAgent(PROBE, needs_model=True), provider=provider)
-    said = asked(seen.said)
-    assert (said["own"], said["other"], said["none"], said["upstream"]) == ("200", "401", "401", "401"), seen.said
-    assert {answer for name, answer in said.items() if name.startswith("admin:")} <= {
+    result = asked(seen.said)
+    assert (result["own"], result["other"], result["none"], result["upstream"]) == ("200", "401", "401", "401"), (
+        seen.said
+    )
+    assert {answer for name, answer in result.items() if name.startswith("admin:")} <= {
         "401",
         "403",
         "404",

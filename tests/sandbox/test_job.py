@@ -274,7 +274,7 @@ def test_config_holds_the_capture_setting_and_no_secret(tmp_path: Path, docker_c
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "text"),
     [
         (["-a", "orcale"], "unknown agent 'orcale'; did you mean oracle?"),
         (["-a", "mini"], "this agent needs a model; give -m vllm/NAME"),
@@ -294,11 +294,11 @@ def test_config_holds_the_capture_setting_and_no_secret(tmp_path: Path, docker_c
         (["-a", "nop", "--verifier-sandbox", "own"], "must be shared or separate, not own"),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path, words: list[str], said: str) -> None:
+def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path, words: list[str], text: str) -> None:
     run = bench("run", str(TASKS / "write-number"), *words, cwd=tmp_path)
     out, err = run.communicate(timeout=60)
     assert run.returncode == 2 and out == ""
-    assert said in err and "Traceback" not in err
+    assert text in err and "Traceback" not in err
 
 
 @pytest.mark.parametrize(

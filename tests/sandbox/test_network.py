@@ -134,8 +134,8 @@ END"""
     tasks = [make_task(tmp_path, name=f"t{n}") for n in range(3)]
     plan = RolloutPlan(job="j", agent=ShellAgent(script), provider=None)
     ended = run_job(plan, tasks, JobOptions(tmp_path / "jobs", concurrency=3), Progress(io.StringIO(), live=False))
-    said = [path.read_text() for path in (tmp_path / "jobs/j").glob("*/agent/*.txt")]
-    assert ended.summaries[0]["passed"] == 3, said
+    values = [path.read_text() for path in (tmp_path / "jobs/j").glob("*/agent/*.txt")]
+    assert ended.summaries[0]["passed"] == 3, values
 
 
 def test_the_default_bridges_address_is_known_from_its_subnet() -> None:

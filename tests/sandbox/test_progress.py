@@ -55,13 +55,13 @@ def test_a_log_that_is_silent_for_long_is_told_where_the_run_is(capfd: pytest.Ca
     progress.begin(2, None)
     progress.phase("w", "agent")
     progress.done(result(rollout_name="v"), final=True)
-    told = ""
+    text = ""
     until = time.monotonic() + 20
-    while "rollouts ended" not in told and time.monotonic() < until:
+    while "rollouts ended" not in text and time.monotonic() < until:
         time.sleep(0.02)
-        told += capfd.readouterr().err
+        text += capfd.readouterr().err
     progress.end()
-    assert told.startswith(
+    assert text.startswith(
         "bench run: 1 of 2 rollouts ended: 1 passed, 0 failed, 0 errors · 2,890 tokens, 2/2 calls complete · 1 agent\n"
     )
 

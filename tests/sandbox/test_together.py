@@ -60,20 +60,20 @@ def test_rollouts_at_once(
     plan = RolloutPlan(
         job="many", agent=ShellAgent(MARKED, needs_model=True), provider=provider, session=SessionOptions(sampling=cold)
     )
-    said = io.StringIO()
-    ended = run_job(plan, tasks, JobOptions(tmp_path / "jobs", concurrency=many), Progress(said, live=False))
+    output = io.StringIO()
+    ended = run_job(plan, tasks, JobOptions(tmp_path / "jobs", concurrency=many), Progress(output, live=False))
     summary = ended.summaries[0]
     assert (summary["passed"], summary["total"], summary["calls"], summary["complete_calls"]) == (
         many,
         many,
         3 * many,
         3 * many,
-    ), said.getvalue()
+    ), output.getvalue()
     for result in (tmp_path / "jobs" / "many").glob("*/result.json"):
         name = json.loads(result.read_text())["task_name"]
         calls = list(JournalReader(result.parent / "trajectory" / "llm_trajectory.jsonl"))
-        said = [call.request_body["messages"][0]["content"] for call in calls]
-        assert said == [f"MARK-{name[1:]} turn {turn}" for turn in range(3)]
+        prompts = [call.request_body["messages"][0]["content"] for call in calls]
+        assert prompts == [f"MARK-{name[1:]} turn {turn}" for turn in range(3)]
         assert all(call.capture is not None and call.capture.complete for call in calls)
     label = {"label": f"{reaper.OWNER}={reaper.owner()}"}
     assert client.api.containers(all=True, filters=label) == [] and client.api.networks(filters=label) == []

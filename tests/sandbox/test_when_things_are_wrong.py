@@ -293,8 +293,8 @@ def test_the_engines_starter_is_waited_for_and_a_stranger_in_the_sandbox_is_not_
 
     seen = attempt(tmp_path, make_task(tmp_path), "echo 42 > answer.txt", make_pool=Pool)
     if stays:
-        told = "processes of the agent are still in the sandbox (root 17 runc init); nothing it did can be trusted"
-        assert said(seen) == ("infra_failure", told)
+        text = "processes of the agent are still in the sandbox (root 17 runc init); nothing it did can be trusted"
+        assert said(seen) == ("infra_failure", text)
     assert seen.reward == (None if stays else 1.0)
 
 

@@ -70,9 +70,9 @@ def served(*words: str | Path) -> Iterator[str]:
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert process.stderr is not None
-        said = process.stderr.readline()
-        found = re.search(r"http://\S+", said)
-        assert found, said + process.stderr.read()
+        result = process.stderr.readline()
+        found = re.search(r"http://\S+", result)
+        assert found, result + process.stderr.read()
         yield found[0]
     finally:
         process.terminate()

@@ -306,15 +306,15 @@ def _cut() -> Iterator[Case]:
         after([*plain, says("First, the air. Then, the light."), THANKS]),
     )  # fmt: skip
     some = encode(ANSWER)[:9]
-    said = smollm().decode(some, skip_special_tokens=False)
+    result = smollm().decode(some, skip_special_tokens=False)
     for name, outcome, code in (
         ("the agent left", "aborted", "stream_aborted"),
         ("it broke off", "truncated", "stream_error"),
     ):
         yield Case(
             f"cut: {name}", "cut_reply",
-            before(plain, some, says(said), finish="length", outcome=outcome, codes=(code,)),
-            after([*plain, says(said.rsplit(" ", 1)[0]), THANKS]),
+            before(plain, some, says(result), finish="length", outcome=outcome, codes=(code,)),
+            after([*plain, says(result.rsplit(" ", 1)[0]), THANKS]),
         )  # fmt: skip
 
 

@@ -77,8 +77,8 @@ def longest(page: Page, address: str) -> str:
     """The conversation whose first sequence holds most of what was sampled."""
     found = []
     for path in paths(page, address, "sea"):
-        told = page.request.get(f"{address}api/rollout", params={"path": path}).json()
-        found.append((told["segments"][0]["sampled"], path))
+        body = page.request.get(f"{address}api/rollout", params={"path": path}).json()
+        found.append((body["segments"][0]["sampled"], path))
     return max(found)[1]
 
 

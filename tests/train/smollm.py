@@ -56,10 +56,10 @@ def read_metadata(path: Path) -> dict[str, Any]:
 @cache
 def smollm() -> Tokenizer:
     """The tokenizer: byte-level BPE, digits one by one, `<|im_start|>` and its kind special."""
-    told = read_metadata(gguf())
-    tokens, kinds = told["tokenizer.ggml.tokens"], told["tokenizer.ggml.token_type"]
-    assert told["tokenizer.ggml.pre"] == "smollm"
-    merges = [tuple(pair.split(" ")) for pair in told["tokenizer.ggml.merges"]]
+    result = read_metadata(gguf())
+    tokens, kinds = result["tokenizer.ggml.tokens"], result["tokenizer.ggml.token_type"]
+    assert result["tokenizer.ggml.pre"] == "smollm"
+    merges = [tuple(pair.split(" ")) for pair in result["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE({token: at for at, token in enumerate(tokens)}, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]

@@ -52,9 +52,9 @@ def test_three_trials_come_as_one_group_with_the_ids_the_engine_sampled(
         )
     )  # fmt: skip
     runner.join()
-    told = records or (withheld[0] if withheld else [])
-    assert len(told) == 3, out.getvalue()
-    for row in told:
+    result = records or (withheld[0] if withheld else [])
+    assert len(result) == 3, out.getvalue()
+    for row in result:
         validator("rollout_stream.v1").validate(row)
         capture = row["token_capture"]
         assert (capture["calls"], capture["complete_calls"], capture["path"]) == (2, 2, "llamacpp"), out.getvalue()
@@ -63,9 +63,9 @@ def test_three_trials_come_as_one_group_with_the_ids_the_engine_sampled(
             sampled = sum(segment["action_mask"])
             assert sampled == segment["sampled_tokens"] > 0  # type: ignore[typeddict-item]
             assert all(value < 0 for value, bit in zip(segment["logprobs"], segment["action_mask"], strict=True) if bit)
-    assert {row["rollout_path"].split("/")[0] for row in told} == {"trial-01", "trial-02", "trial-03"}
+    assert {row["rollout_path"].split("/")[0] for row in result} == {"trial-01", "trial-02", "trial-03"}
     if records:
         rewards = [row["reward"] for row in records if row["reward"] is not None]
         assert [row["advantage"] for row in records] == advantages(rewards)
     else:  # a sampled reply that llama.cpp tokenized anew in one of the trials: said, and whole
-        assert {row.get("withheld") for row in told} == {"mixed_sequences"}
+        assert {row.get("withheld") for row in result} == {"mixed_sequences"}

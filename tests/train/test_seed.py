@@ -172,11 +172,11 @@ def test_groups_of_three_with_their_advantages_and_a_withheld_one(here: Path, jo
         "bench train stream: 9 rollouts streamed; 1 group withheld (3 rollouts), written to withheld.jsonl"
     )
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    told = {(row["rollout_path"].split("/")[0], row["task"]): (row["reward"], row["advantage"]) for row in rows}
-    assert {told[f"trial-0{n}", "econ-detrending"] for n in (1, 2, 3)} == {(1.0, 0.0)}
-    assert {told[f"trial-0{n}", "wyckoff-position"] for n in (1, 2, 3)} == {(0.0, 0.0)}
+    by_name = {(row["rollout_path"].split("/")[0], row["task"]): (row["reward"], row["advantage"]) for row in rows}
+    assert {by_name[f"trial-0{n}", "econ-detrending"] for n in (1, 2, 3)} == {(1.0, 0.0)}
+    assert {by_name[f"trial-0{n}", "wyckoff-position"] for n in (1, 2, 3)} == {(0.0, 0.0)}
     # 1, 0, 0: mean 1/3, sample deviation 0.57735
-    mixed = [told[f"trial-0{n}", "mixed"][1] for n in (1, 2, 3)]
+    mixed = [by_name[f"trial-0{n}", "mixed"][1] for n in (1, 2, 3)]
     assert mixed == pytest.approx([1.154500, -0.577250, -0.577250], abs=1e-6)
     assert all(row["token_capture"]["training_grade"] and row["sequences"] for row in rows)
     withheld = [json.loads(line) for line in Path("withheld.jsonl").read_text().splitlines()]

@@ -51,11 +51,11 @@ def view_of(root: Path, **more: Any) -> View:
 
 @given(st.text())
 def test_nothing_of_a_token_is_invisible_or_moves_what_is_around_it(text: str) -> None:
-    told = plain(shown(text))
-    assert not any((one < " " and one != "\n") or "\u202a" <= one <= "\u202e" for one in told)
-    assert told.count("\n") == text.count("\n")
+    result = plain(shown(text))
+    assert not any((one < " " and one != "\n") or "\u202a" <= one <= "\u202e" for one in result)
+    assert result.count("\n") == text.count("\n")
     assert len(widths(shown(text))) == text.count("\n") + 1
-    assert bool(told) == bool(text)
+    assert bool(result) == bool(text)
 
 
 @given(st.binary(min_size=1, max_size=8))
@@ -109,16 +109,16 @@ def test_a_strip_holds_the_merged_sequence_token_by_token(tmp_path: Path) -> Non
     index = view.answer("strip", {"path": name, "of": "s0"})
     last = calls[-1]["metadata"]["token_capture"]
     ids = last["prompt_token_ids"] + last["completions"][0]["token_ids"]
-    told = view.answer("slice", {"path": name, "of": "s0", "from": "0"})
+    result = view.answer("slice", {"path": name, "of": "s0", "from": "0"})
     assert (index["tokens"], index["prompt"], index["trained"]) == (len(ids), 12, 12)
-    assert told["ids"] == ids
+    assert result["ids"] == ids
     sampled = [
         at for stretch in index["stretches"] for at in range(stretch["start"], stretch["start"] + stretch["length"])
     ]
-    assert [at for at, value in enumerate(told["logprobs"]) if value is not None] == sampled
-    assert [told["texts"][at] for at in sampled] == [f"<{ids[at]}>" for at in sampled]
-    assert told["texts"][0] is None and told["shown"]["0"] == [Part("⟨100⟩", SYMBOL)]
-    assert told["logprobs"][index["least"][0]] == min(value for value in told["logprobs"] if value is not None)
+    assert [at for at, value in enumerate(result["logprobs"]) if value is not None] == sampled
+    assert [result["texts"][at] for at in sampled] == [f"<{ids[at]}>" for at in sampled]
+    assert result["texts"][0] is None and result["shown"]["0"] == [Part("⟨100⟩", SYMBOL)]
+    assert result["logprobs"][index["least"][0]] == min(value for value in result["logprobs"] if value is not None)
 
 
 def test_one_call_is_shown_also_where_it_is_not_complete(tmp_path: Path) -> None:
@@ -126,8 +126,8 @@ def test_one_call_is_shown_also_where_it_is_not_complete(tmp_path: Path) -> None
     one["metadata"]["token_capture"]["completions"][0]["logprobs"] = [-0.5]
     view = view_of(make_job(tmp_path / "job", [{"calls": [one]}]))
     name = view.index.entries()[0].rollout.rollout_path
-    told = view.answer("slice", {"path": name, "of": "c0.0", "from": "0"})
-    assert (told["ids"], told["logprobs"]) == ([1, 2, 3, 4], [None, None, -0.5, None])
+    result = view.answer("slice", {"path": name, "of": "c0.0", "from": "0"})
+    assert (result["ids"], result["logprobs"]) == ([1, 2, 3, 4], [None, None, -0.5, None])
     with pytest.raises(BadInput, match="no sequence 0"):
         view.answer("strip", {"path": name, "of": "s0"})
 
@@ -137,17 +137,17 @@ def test_slices_are_bounded_and_meet(tmp_path: Path) -> None:
     name = view.index.entries()[0].rollout.rollout_path
     got: list[int] = []
     for start in range(0, 4 * SLICE, SLICE):
-        told = view.answer("slice", {"path": name, "of": "s0", "from": str(start)})
-        assert len(told["ids"]) == len(told["texts"]) == len(told["logprobs"]) <= SLICE
-        got += told["ids"]
+        result = view.answer("slice", {"path": name, "of": "s0", "from": str(start)})
+        assert len(result["ids"]) == len(result["texts"]) == len(result["logprobs"]) <= SLICE
+        got += result["ids"]
     assert len(got) == 3 * SLICE + 3
 
 
 def test_a_break_shows_two_windows_cut_at_the_same_places(tmp_path: Path) -> None:
     view = view_of(make_job(tmp_path / "job", [{"calls": broken(2)}]))
     name = view.index.entries()[0].rollout.rollout_path
-    told = view.answer("rollout", {"path": name})
-    (found,) = told["breaks"]
+    result = view.answer("rollout", {"path": name})
+    (found,) = result["breaks"]
     held = [one["id"] for column in found["columns"] for one in column["held"]]
     sent = [one["id"] for column in found["columns"] for one in column["sent"]]
     assert (held, sent) == (found["expected_ids"], found["found_ids"])
@@ -159,9 +159,9 @@ def test_a_break_shows_two_windows_cut_at_the_same_places(tmp_path: Path) -> Non
 def test_messages_that_a_call_has_from_the_one_before_are_not_repeated(tmp_path: Path) -> None:
     view = view_of(make_job(tmp_path / "job", [{"calls": conversation(3)}]))
     name = view.index.entries()[0].rollout.rollout_path
-    told = view.answer("call", {"path": name, "call": "2"})
-    assert told["same"] == {"call": 1, "messages": 3}
-    assert [message["content"] for message in told["messages"]] == ["reply 1", "and then? 1"]
+    result = view.answer("call", {"path": name, "call": "2"})
+    assert result["same"] == {"call": 1, "messages": 3}
+    assert [message["content"] for message in result["messages"]] == ["reply 1", "and then? 1"]
 
 
 def test_groups_have_rewards_and_advantages_and_withheld_ones_their_reason(tmp_path: Path) -> None:
@@ -274,22 +274,22 @@ def test_nothing_in_the_file_could_end_the_element_it_stands_in() -> None:
 def test_the_terminal_tells_the_tree_and_colours_the_unlikely(tmp_path: Path) -> None:
     view = View(make_job(tmp_path / "job", [{"calls": broken(2)}]))
     view.index.scan()
-    told = "\n".join(line.plain for line in story(view, color=False))
-    assert "● call 0" in told and "⟂ call 1" in told and "breaks off from call 0" in told
-    assert "<1100>" in told and "\x1b" not in told
+    result = "\n".join(line.plain for line in story(view, color=False))
+    assert "● call 0" in result and "⟂ call 1" in result and "breaks off from call 0" in result
+    assert "<1100>" in result and "\x1b" not in result
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True, color_system="256", highlight=False, width=20)
     print_story(view, console, console)
     assert "\x1b[38;5;16;48;5;" in shown.getvalue()
     lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.getvalue()).splitlines()
-    assert [line for line in told.splitlines() if "call 1" in line and line not in lines] == []  # nothing is wrapped
+    assert [line for line in result.splitlines() if "call 1" in line and line not in lines] == []  # nothing is wrapped
 
 
 def test_the_terminal_gets_no_escape_of_a_model(tmp_path: Path) -> None:
     view = View(nasty_job(tmp_path / "job"))
     view.index.scan()
-    told = "\n".join(line.plain for line in story(view, color=False))
-    assert "\x1b" not in told and "\u202e" not in told and "␛[31mred␇" in told
+    result = "\n".join(line.plain for line in story(view, color=False))
+    assert "\x1b" not in result and "\u202e" not in result and "␛[31mred␇" in result
     assert any("\u0301" in text for text in NASTY)
 
 
@@ -324,10 +324,12 @@ def test_a_port_that_is_taken_is_a_sentence_and_code_2(tmp_path: Path) -> None:
 def test_without_a_browser_the_address_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     from train.view import server
 
-    said: list[str] = []
+    messages: list[str] = []
     monkeypatch.setattr(server.webbrowser, "open", lambda _: False)
-    server._open("http://127.0.0.1:1/", said.append)
-    assert said == ["no browser could be opened here: open http://127.0.0.1:1/ yourself, or use --html FILE or --text"]
+    server._open("http://127.0.0.1:1/", messages.append)
+    assert messages == [
+        "no browser could be opened here: open http://127.0.0.1:1/ yourself, or use --html FILE or --text"
+    ]
 
 
 def test_loopback_is_told_from_the_rest() -> None:

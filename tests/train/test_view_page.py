@@ -119,9 +119,9 @@ def test_a_call_tells_messages_tools_sampling_and_times(page: Page, address: str
 
 def test_tokens_are_hovered_focused_and_coloured(page: Page, address: str, real: Path) -> None:
     open_rollout(page, address, "sea__00000000", view="tokens")
-    told = json.loads(next((real / "sea").rglob("llm_trajectory.jsonl")).read_text().splitlines()[0])
-    choice = told["metadata"]["token_capture"]["completions"][0]
-    prompt = len(told["metadata"]["token_capture"]["prompt_token_ids"])
+    result = json.loads(next((real / "sea").rglob("llm_trajectory.jsonl")).read_text().splitlines()[0])
+    choice = result["metadata"]["token_capture"]["completions"][0]
+    prompt = len(result["metadata"]["token_capture"]["prompt_token_ids"])
     token = page.locator(f'[data-at="{prompt + 3}"]')
     token.hover()
     card = page.locator(".card")
@@ -257,8 +257,8 @@ def test_nothing_serious_hinders_a_screen_reader_or_weak_eyes(browser: Browser, 
         page.locator("main :is(.table, .t, ol.calls)").first.wait_for()
         if words.get("view") == "tokens":
             page.keyboard.press("l")
-        told = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
-        found += [(words, one["id"], one["nodes"][0]["html"]) for one in told if one["impact"] in SERIOUS]
+        violations = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
+        found += [(words, one["id"], one["nodes"][0]["html"]) for one in violations if one["impact"] in SERIOUS]
     page.keyboard.press("?")
     expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
     made.context.close()
@@ -338,8 +338,8 @@ def test_a_file_that_is_too_large_says_what_it_leaves_out(browser: Browser, real
     from train.view.export import PAGE, write_html
 
     file = tmp_path / "view.html"
-    said = list(write_html(View(real), file, most=PAGE + 20_000))
-    assert any("left out" in line for line in said)
+    result = list(write_html(View(real), file, most=PAGE + 20_000))
+    assert any("left out" in line for line in result)
     made = Watched(browser)
     links = rows_of(made.page, file.as_uri())
     expect(made.page.get_by_text("rollouts whole; of the others only their rows")).to_be_visible()

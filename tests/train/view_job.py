@@ -62,9 +62,9 @@ def sea_job(folder: Path, engine: EmbeddedEngine, rollouts: int = 2, *, tokens: 
                 rollout.name, journal=rollout / JOURNAL, top_logprobs=4, policy_version="step-7"
             )
             began = datetime.datetime.now()
-            said = talk(official_client(session.base_url, session.api_key), engine.model, number, tokens)
+            result = talk(official_client(session.base_url, session.api_key), engine.model, number, tokens)
             proxy.close_session(session.id)
-            reward = float("salt" in said.lower())
+            reward = float("salt" in result.lower())
             times = {"started_at": str(began), "finished_at": str(datetime.datetime.now())}
             finish_rollout(rollout, task="sea", agent="talker", model=engine.model, reward=reward, result=times)
     end_job(folder)
@@ -95,18 +95,18 @@ def talk(client: Any, model: str, number: int, tokens: int) -> str:
 def nasty_job(folder: Path) -> Path:
     """A rollout whose model, messages and names say what no page should do."""
     ids = list(range(1000, 1000 + len(NASTY)))
-    told = line(0, [1, 2, 3], ids, messages=[{"role": "user", "content": "".join(NASTY)}], text="".join(NASTY))
-    told["metadata"]["token_capture"]["completions"][0]["tokens"] = NASTY
-    return make_job(folder, [{"calls": [told], "task": "nasty", "agent": SCRIPT, "error": None}])
+    row = line(0, [1, 2, 3], ids, messages=[{"role": "user", "content": "".join(NASTY)}], text="".join(NASTY))
+    row["metadata"]["token_capture"]["completions"][0]["tokens"] = NASTY
+    return make_job(folder, [{"calls": [row], "task": "nasty", "agent": SCRIPT, "error": None}])
 
 
 def long_journal(path: Path, tokens: int, text: str = "word ") -> Path:
     """One call that sampled `tokens` ids, with a line end now and then."""
     ids = [10 + at % 5000 for at in range(tokens)]
-    told = line(0, [1, 2, 3], ids, logprobs=[-0.001 if at % 97 else -5.0 - at / tokens for at in range(tokens)])
+    row = line(0, [1, 2, 3], ids, logprobs=[-0.001 if at % 97 else -5.0 - at / tokens for at in range(tokens)])
     words = [f" w{at % 5000}" if at % 13 else "\n" for at in range(tokens)]
-    told["metadata"]["token_capture"]["completions"][0]["tokens"] = words
-    path.write_text(json.dumps(told) + "\n")
+    row["metadata"]["token_capture"]["completions"][0]["tokens"] = words
+    path.write_text(json.dumps(row) + "\n")
     return path
 
 

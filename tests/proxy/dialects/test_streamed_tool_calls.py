@@ -131,8 +131,8 @@ class Responses:
                 closed[place] = event["item"]
         assert closed.keys() == fed.keys(), "an item is left open"
         for place, item in closed.items():
-            said = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
-            assert said == fed[place]
+            result = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
+            assert result == fed[place]
         return self.recorded({"output": [closed[place] for place in sorted(closed)]})
 
     def recorded(self, body: Json) -> Seen:

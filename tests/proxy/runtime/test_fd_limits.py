@@ -35,18 +35,18 @@ async def test_a_proxy_that_has_none_left_says_so_once_and_computes_nothing(tmp_
     )  # fmt: skip
     assert process.stderr is not None
     try:
-        said = b""
-        while b"journal:" not in said:
-            said += await process.stderr.readline()
-        port = int(said.split(b"agents: http://127.0.0.1:")[1].split(b"/")[0])
+        result = b""
+        while b"journal:" not in result:
+            result += await process.stderr.readline()
+        port = int(result.split(b"agents: http://127.0.0.1:")[1].split(b"/")[0])
         _, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
         highest = max(int(path.name) for path in Path(f"/proc/{process.pid}/fd").iterdir())
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (highest + 1, hard))
         before = processor_ticks(process.pid)
         held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(highest + 5)]
         async with asyncio.timeout(20):
-            while b"no descriptor is left (Too many open files)" not in said:
-                said += await process.stderr.readline()
+            while b"no descriptor is left (Too many open files)" not in result:
+                result += await process.stderr.readline()
         assert processor_ticks(process.pid) - before < 80, "of 100 a second, in two"
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (hard, hard))
         for _, writer in held:

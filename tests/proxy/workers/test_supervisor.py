@@ -403,8 +403,8 @@ async def test_a_journal_that_another_process_writes_is_reported_once(tmp_path: 
         second = await asyncio.create_subprocess_exec(
             *command, "--workers", "2", stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[3]
         )
-        _, said = await asyncio.wait_for(second.communicate(), 30)
-        assert second.returncode == 2 and said.decode().count("a journal has one writer") == 1
+        _, stderr = await asyncio.wait_for(second.communicate(), 30)
+        assert second.returncode == 2 and stderr.decode().count("a journal has one writer") == 1
 
 
 async def test_admin_routes_of_workers_have_a_key_where_none_was_given(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ TEXT = MemberLog(reached=True, sequence=False)
 
 
 def rollout(number: int = 0, **more: object) -> Rollout:
-    told = {"task": "t", "agent": "a", "model": "m", "reward": 1.0, "finished": True, **more}
-    return Rollout(Path(f"job/t__{number}"), f"t__{number}", f"t__{number}", "job", None, **told)  # type: ignore[arg-type]
+    record = {"task": "t", "agent": "a", "model": "m", "reward": 1.0, "finished": True, **more}
+    return Rollout(Path(f"job/t__{number}"), f"t__{number}", f"t__{number}", "job", None, **record)  # type: ignore[arg-type]
 
 
 def group(*members: Rollout, size: int | None = None, by: str = "task,agent,model") -> Group:

@@ -62,8 +62,8 @@ def test_it_writes_rows_and_a_configuration_and_starts_the_trainer_in_its_checko
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.splitlines() == ["step 1 loss 2.5", "warning: slow"]
     work = place / "train-runs/sft"
-    said = (place / "said").read_text().splitlines()
-    assert said == [str(place / "prime-rl"), "run", "sft", "@", str(work / "sft.toml")]
+    lines = (place / "said").read_text().splitlines()
+    assert lines == [str(place / "prime-rl"), "run", "sft", "@", str(work / "sft.toml")]
     assert tomllib.loads((work / "sft.toml").read_text()) == {
         "max_steps": 3,
         "output_dir": str(work / "prime-rl"),
@@ -74,9 +74,9 @@ def test_it_writes_rows_and_a_configuration_and_starts_the_trainer_in_its_checko
     (row,) = [json.loads(line) for line in (work / "data/train.jsonl").read_text().splitlines()]
     assert [message["role"] for message in row["messages"]] == ["user", "assistant", "tool", "assistant"]
     assert (work / "prime-rl/sft.log").read_text() == "step 1 loss 2.5\nwarning: slow\n"
-    told = json.loads((work / "train-run.json").read_text())
-    assert (told["status"], told["exit_code"], told["rows"]) == ("finished", 0, 1)
-    assert told["commit"].startswith("559b447")
+    result = json.loads((work / "train-run.json").read_text())
+    assert (result["status"], result["exit_code"], result["rows"]) == ("finished", 0, 1)
+    assert result["commit"].startswith("559b447")
     assert (work / "command.txt").read_text() == f"cd {place}/prime-rl && uv run sft @ {work}/sft.toml\n"
 
 
@@ -168,8 +168,8 @@ def test_ctrl_c_reaches_the_trainer_and_is_written_down(place: Path) -> None:
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=20) == 130
-    told = json.loads((place / "train-runs/sft/train-run.json").read_text())
-    assert told["status"] == "failed"
+    result = json.loads((place / "train-runs/sft/train-run.json").read_text())
+    assert result["status"] == "failed"
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ from train.rollouts.rollouts import find_rollouts
 
 def attempts(job: Path) -> list[tuple[str, str | None, bool]]:
     """Of each rollout in the order they finished: its name, which one it replaces, whether it awaits a retry."""
-    known, told = Attempts(RetryPolicy.read(job)), []
+    known, result = Attempts(RetryPolicy.read(job)), []
     for rollout in sorted(find_rollouts(job), key=lambda one: one.finished_at or ""):
         before = known.add(rollout)
-        told.append((rollout.name, before and before.name, known.awaits_retry(rollout)))
-    return told
+        result.append((rollout.name, before and before.name, known.awaits_retry(rollout)))
+    return result
 
 
 def test_a_retry_is_told_from_the_policy_as_benchflow_does(tmp_path: Path) -> None:

@@ -35,8 +35,8 @@ def made(tmp_path: Path, form: str, calls: list[Line], **options: Any) -> tuple[
     """The rows of a rollout of these calls, and what was told."""
     job = make_job(tmp_path / "job", [{"calls": calls}])
     out = tmp_path / SUFFIX.get(form, "rows.jsonl")
-    told = convert(job, out, ConvertOptions(format=form, **options)).notes
-    return [row for _, _, row in read_rows(out, find_format(form))], told
+    result = convert(job, out, ConvertOptions(format=form, **options)).notes
+    return [row for _, _, row in read_rows(out, find_format(form))], result
 
 
 @pytest.mark.parametrize("form", NAMES)
@@ -122,21 +122,21 @@ def test_a_malformed_call_in_the_prompt_is_kept_as_benchflow_keeps_it(tmp_path: 
 
 
 def test_verl_rows_are_structs(tmp_path: Path) -> None:
-    rows, told = made(tmp_path, "verl-sft", tool_rollout())
+    rows, result = made(tmp_path, "verl-sft", tool_rollout())
     schema = pq.read_schema(tmp_path / "train.parquet")
     assert str(schema.field("tools").type).startswith("list<element: struct<")
     assert rows[0]["tools"] == [WRITE]
     assert rows[0]["messages"][1]["tool_calls"][0]["function"]["arguments"] == ARGUMENTS
-    assert told == []
+    assert result == []
 
 
 def test_verl_arguments_become_strings_where_structs_would_be_filled_with_nulls(tmp_path: Path) -> None:
-    rows, told = made(tmp_path, "verl-sft", other_call())
+    rows, result = made(tmp_path, "verl-sft", other_call())
     arguments = [m["tool_calls"][0]["function"]["arguments"] for m in rows[0]["messages"] if m["tool_calls"]]
     assert [json.loads(argument) for argument in arguments] == [ARGUMENTS, {"command": "cat /app/answer.txt"}]
     assert arguments[0] == json.dumps(ARGUMENTS), "as a template's tojson writes it"
-    assert told[0].startswith("tool calls differ in their arguments")
-    assert told[1].startswith("tools differ in their parameters: Parquet fills each with the others' keys")
+    assert result[0].startswith("tool calls differ in their arguments")
+    assert result[1].startswith("tools differ in their parameters: Parquet fills each with the others' keys")
 
 
 def test_verl_arguments_keep_their_order(tmp_path: Path) -> None:

@@ -207,10 +207,10 @@ def test_a_template_that_refuses_a_row_is_told(tmp_path: Path, tokenizer_folder:
 def test_a_file_that_is_no_rows(tmp_path: Path, content: str, sentence: str) -> None:
     (tmp_path / "rows.jsonl").write_text(content)
     try:
-        said = " ".join(validate(tmp_path / "rows.jsonl", "prime-sft").problems)
+        result = " ".join(validate(tmp_path / "rows.jsonl", "prime-sft").problems)
     except BadInput as error:
-        said = str(error)
-    assert sentence in said
+        result = str(error)
+    assert sentence in result
 
 
 def test_no_such_file_and_no_such_tokenizer(tmp_path: Path) -> None:

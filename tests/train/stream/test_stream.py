@@ -150,8 +150,8 @@ def test_a_groups_lines_say_how_the_advantage_was_counted(tmp_path: Path) -> Non
     root = trials(tmp_path, [{"reward": 1.0}, {"reward": 0.0}, {"reward": 0.0}])
     records, _, _ = once(root, group_size=3, group_by="task,agent,model")
     assert [row["advantage"] for row in records] == pytest.approx([1.15450, -0.57725, -0.57725], abs=1e-5)
-    told = {"advantage_kind": "grpo", "group_size": 3, "group_mean": 1 / 3, "ddof": 1, "eps": 1e-4}
-    assert all(told.items() <= row.items() for row in records)
+    record = {"advantage_kind": "grpo", "group_size": 3, "group_mean": 1 / 3, "ddof": 1, "eps": 1e-4}
+    assert all(record.items() <= row.items() for row in records)
     records, _, _ = once(root, group_size=3, group_by=["task"], advantage="rloo", std_ddof=0, eps=0.0)
     assert [row["advantage"] for row in records] == pytest.approx([1.0, -0.5, -0.5])
     assert (records[0]["advantage_kind"], records[0]["ddof"], records[0]["eps"]) == ("rloo", 0, 0.0)

@@ -69,8 +69,8 @@ def test_the_command_says_it_and_its_exit_code_too(tmp_path: Path, monkeypatch: 
     assert "1 of 2 calls are beyond the tolerance of 0.001" in done.stdout
     assert "a__1 call 1 (line 1): 0.5 at sampled token 2 (id 1112)" in done.stdout
     assert "importance ratios" in done.stdout, "sampling that is not plain is told"
-    told = json.loads(CliRunner().invoke(app, ["audit", str(job), "--model", "m", "--json"]).stdout)
-    assert (told["calls"], told["tokens"], len(told["beyond"]), told["sampling"][0][:4]) == (2, 8, 1, "a__1")
+    result = json.loads(CliRunner().invoke(app, ["audit", str(job), "--model", "m", "--json"]).stdout)
+    assert (result["calls"], result["tokens"], len(result["beyond"]), result["sampling"][0][:4]) == (2, 8, 1, "a__1")
     monkeypatch.setattr(audit_command, "load_score", lambda model: FakeModel())
     assert CliRunner().invoke(app, ["audit", str(job), "--model", "m"]).exit_code == 0
 

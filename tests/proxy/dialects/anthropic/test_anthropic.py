@@ -398,14 +398,14 @@ async def test_keys_paths_and_probes(tmp_path: Path) -> None:
                 json={"name": "r1", "journal": str(tmp_path / "r1.jsonl")},
                 headers={"authorization": "Bearer a"},
             )
-            told = made.json()
-            assert made.status_code == 201, told
+            body = made.json()
+            assert made.status_code == 201, body
             async with anthropic.AsyncAnthropic(
-                base_url=told["anthropic_base_url"], api_key=told["api_key"], max_retries=0
+                base_url=body["anthropic_base_url"], api_key=body["api_key"], max_retries=0
             ) as api:
                 await api.messages.create(**GIVEN)
             async with anthropic.AsyncAnthropic(
-                base_url=f"{root}/s/r1", auth_token=told["api_key"], max_retries=0
+                base_url=f"{root}/s/r1", auth_token=body["api_key"], max_retries=0
             ) as api:
                 await api.messages.create(**GIVEN)
             assert len((tmp_path / "r1.jsonl").read_bytes().splitlines()) == 2

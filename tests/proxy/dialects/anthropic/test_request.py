@@ -219,30 +219,30 @@ def heard(events: bytes) -> dict[str, Any]:
     still_open: int | None = None
     for event in events.decode().strip().split("\n\n"):
         name, _, data = event.partition("\n")
-        told = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {told['type']}"
-        if told["type"] == "message_start":
-            message = told["message"]
-        elif told["type"] == "content_block_start":
-            assert still_open is None and told["index"] == len(message["content"])
-            still_open = told["index"]
-            message["content"].append(told["content_block"])
-        elif told["type"] == "content_block_delta":
-            assert told["index"] == still_open
-            delta, block = told["delta"], message["content"][told["index"]]
+        result = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {result['type']}"
+        if result["type"] == "message_start":
+            message = result["message"]
+        elif result["type"] == "content_block_start":
+            assert still_open is None and result["index"] == len(message["content"])
+            still_open = result["index"]
+            message["content"].append(result["content_block"])
+        elif result["type"] == "content_block_delta":
+            assert result["index"] == still_open
+            delta, block = result["delta"], message["content"][result["index"]]
             if delta["type"] == "input_json_delta":
-                inputs[told["index"]] = inputs.get(told["index"], "") + delta["partial_json"]
+                inputs[result["index"]] = inputs.get(result["index"], "") + delta["partial_json"]
             else:
                 field = delta["type"].removesuffix("_delta")
                 block[field] += delta[field]
-        elif told["type"] == "content_block_stop":
-            assert told["index"] == still_open
+        elif result["type"] == "content_block_stop":
+            assert result["index"] == still_open
             if still_open in inputs:
                 message["content"][still_open]["input"] = input_of(inputs[still_open]) or {}
             still_open = None
-        elif told["type"] == "message_delta":
-            message |= told["delta"]
-            message["usage"] = told["usage"]
+        elif result["type"] == "message_delta":
+            message |= result["delta"]
+            message["usage"] = result["usage"]
     assert still_open is None and events.endswith(b'{"type":"message_stop"}\n\n')
     return {name: message[name] for name in ("id", "model", "content", "stop_reason", "stop_sequence", "usage")}
 

@@ -75,8 +75,8 @@ async def the_same_text_as_chat(api: AsyncOpenAI, model: str) -> None:
 @case
 async def a_developer_is_heard_as_the_system(api: AsyncOpenAI, model: str) -> None:
     user = {"role": "user", "content": COLOURS}
-    said: Any = [{"role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]}, user]
-    one = await text_of(api, model=model, input=said, **STEADY)
+    items: Any = [{"role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]}, user]
+    one = await text_of(api, model=model, input=items, **STEADY)
     assert one == await text_of(api, model=model, input=[user], instructions="Be brief.", **STEADY)
 
 
@@ -127,32 +127,32 @@ async def the_stream_helper_of_an_answer_that_is_cut(api: AsyncOpenAI, model: st
 @case
 async def a_call_and_its_output(api: AsyncOpenAI, model: str) -> None:
     """The agent's loop: the answer's items go back as they came."""
-    said: Any = asking("get_weather", {"city": "Paris"})
+    result: Any = asking("get_weather", {"city": "Paris"})
     given: dict[str, Any] = {"model": model, "tools": [WEATHER], "temperature": 0, "max_output_tokens": 40}
-    first = await api.responses.create(input=said, **given)
+    first = await api.responses.create(input=result, **given)
     (call,) = [item for item in first.output if item.type == "function_call"]
     assert (call.name, call.status, first.status) == ("get_weather", "completed", "completed")
-    said += [item.to_dict() for item in first.output]
-    said.append({"type": "function_call_output", "call_id": call.call_id, "output": '{"sky": "clear"}'})
-    second = await api.responses.create(input=said, **given)
+    result += [item.to_dict() for item in first.output]
+    result.append({"type": "function_call_output", "call_id": call.call_id, "output": '{"sky": "clear"}'})
+    second = await api.responses.create(input=result, **given)
     assert second.usage is not None and first.usage is not None
     assert second.usage.input_tokens > first.usage.total_tokens
 
 
 @case
 async def a_custom_call_and_its_output(api: AsyncOpenAI, model: str) -> None:
-    said: Any = asking("apply_patch", {"input": "*** Begin Patch"})
+    result: Any = asking("apply_patch", {"input": "*** Begin Patch"})
     given: dict[str, Any] = {"model": model, "tools": [PATCH], "temperature": 0, "max_output_tokens": 40}
-    async with api.responses.stream(input=said, **given) as stream:
+    async with api.responses.stream(input=result, **given) as stream:
         deltas = "".join(
             [event.delta async for event in stream if event.type == "response.custom_tool_call_input.delta"]
         )
         first = await stream.get_final_response()
     (call,) = [item for item in first.output if item.type == "custom_tool_call"]
     assert call.name == "apply_patch" and call.input == deltas == "*** Begin Patch"
-    said += [item.to_dict() for item in first.output]
-    said.append({"type": "custom_tool_call_output", "call_id": call.call_id, "output": "done"})
-    assert (await api.responses.create(input=said, **given)).output
+    result += [item.to_dict() for item in first.output]
+    result.append({"type": "custom_tool_call_output", "call_id": call.call_id, "output": "done"})
+    assert (await api.responses.create(input=result, **given)).output
 
 
 @case
@@ -175,9 +175,9 @@ async def tools_that_openai_runs_do_no_harm(api: AsyncOpenAI, model: str) -> Non
 async def what_was_said_before_by_its_id(api: AsyncOpenAI, model: str) -> None:
     first = await api.responses.create(model=model, input=COLOURS, **STEADY)
     by_id = await api.responses.create(model=model, input="More.", previous_response_id=first.id, **STEADY)
-    said: Any = [{"role": "user", "content": COLOURS}, *(item.to_dict() for item in first.output)]
-    said.append({"role": "user", "content": "More."})
-    whole = await api.responses.create(model=model, input=said, **STEADY)
+    messages: Any = [{"role": "user", "content": COLOURS}, *(item.to_dict() for item in first.output)]
+    messages.append({"role": "user", "content": "More."})
+    whole = await api.responses.create(model=model, input=messages, **STEADY)
     assert by_id.output_text == whole.output_text
     assert by_id.usage is not None and whole.usage is not None
     assert by_id.usage.input_tokens == whole.usage.input_tokens
@@ -234,16 +234,16 @@ async def what_an_answer_repeats(api: AsyncOpenAI, model: str) -> None:
         model=model, input=COLOURS, instructions="Be brief.", metadata={"a": "b"}, tools=[WEATHER],  # type: ignore[list-item]
         tool_choice="none", parallel_tool_calls=False, user="u", temperature=0, max_output_tokens=1,
     )  # fmt: skip
-    told = response.to_dict()
-    assert (told["instructions"], told["metadata"], told["tools"]) == ("Be brief.", {"a": "b"}, [WEATHER])
-    assert (told["tool_choice"], told["parallel_tool_calls"], told["temperature"]) == ("none", False, 0)
+    result = response.to_dict()
+    assert (result["instructions"], result["metadata"], result["tools"]) == ("Be brief.", {"a": "b"}, [WEATHER])
+    assert (result["tool_choice"], result["parallel_tool_calls"], result["temperature"]) == ("none", False, 0)
 
 
 @case
 async def several_at_once(api: AsyncOpenAI, model: str) -> None:
-    said = [f"Name {n} colours." for n in ("two", "three")]
-    alone = [await text_of(api, model=model, input=one, **STEADY) for one in said]
-    together = await asyncio.gather(*(text_of(api, model=model, input=one, **STEADY) for one in said))
+    items = [f"Name {n} colours." for n in ("two", "three")]
+    alone = [await text_of(api, model=model, input=one, **STEADY) for one in items]
+    together = await asyncio.gather(*(text_of(api, model=model, input=one, **STEADY) for one in items))
     assert [one[:10] for one in together] == [one[:10] for one in alone]
 
 
@@ -256,26 +256,26 @@ async def a_field_that_cannot_be_kept(api: AsyncOpenAI, model: str) -> None:
 
 @case
 async def an_item_of_an_unknown_kind(api: AsyncOpenAI, model: str) -> None:
-    said: Any = [{"role": "user", "content": COLOURS}, {"type": "computer_call", "call_id": "c"}]
+    items: Any = [{"role": "user", "content": COLOURS}, {"type": "computer_call", "call_id": "c"}]
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError) as refused:
-            await api.responses.create(model=model, input=said, stream=stream)
+            await api.responses.create(model=model, input=items, stream=stream)
         assert refused.value.param == "input[1].type"
 
 
 @case
 async def an_output_without_its_call(api: AsyncOpenAI, model: str) -> None:
-    said: Any = [{"type": "function_call_output", "call_id": "call_9", "output": "x"}]
+    items: Any = [{"type": "function_call_output", "call_id": "call_9", "output": "x"}]
     with pytest.raises(openai.BadRequestError, match="call_9"):
-        await api.responses.create(model=model, input=said)
+        await api.responses.create(model=model, input=items)
 
 
 @case
 async def a_picture_for_a_model_that_sees_nothing(api: AsyncOpenAI, model: str) -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo=", "detail": "auto"}
-    said: Any = [{"role": "user", "content": [{"type": "input_text", "text": "What is it?"}, image]}]
+    items: Any = [{"role": "user", "content": [{"type": "input_text", "text": "What is it?"}, image]}]
     with pytest.raises(openai.BadRequestError) as refused:
-        await api.with_options(max_retries=2).responses.create(model=model, input=said)
+        await api.with_options(max_retries=2).responses.create(model=model, input=items)
     assert refused.value.type == "invalid_request_error"
 
 

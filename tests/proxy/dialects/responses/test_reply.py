@@ -50,11 +50,11 @@ def events(data: bytes) -> list[dict[str, Any]]:
     """The events of a stream, each checked against OpenAI's own model of it and for its number."""
     found: list[dict[str, Any]] = []
     for block in data.decode().split("\n\n")[:-1]:
-        name, _, told = block.partition("\n")
-        event = json.loads(told.removeprefix("data: "))
+        name, _, result = block.partition("\n")
+        event = json.loads(result.removeprefix("data: "))
         assert name == f"event: {event['type']}"
-        told = told.replace("context_length_exceeded", "invalid_prompt")  # sent, not listed
-        EVENTS[event["type"]].model_validate(json.loads(told[6:]))
+        result = result.replace("context_length_exceeded", "invalid_prompt")  # sent, not listed
+        EVENTS[event["type"]].model_validate(json.loads(result[6:]))
         found.append(event)
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     return found
@@ -322,8 +322,8 @@ def test_logprobs_are_told_where_they_are_asked_for(asks: bool) -> None:
     given[1]["choices"][0]["logprobs"] = {"content": [entry]}
     include = ["message.output_text.logprobs"] if asks else []
     data = streamed(replying(include=include, top_logprobs=1), given)
-    told = [event["logprobs"] for event in events(data) if event["type"] == "response.output_text.delta"]
-    assert [len(one) for one in told] == [1 if asks else 0]
+    values = [event["logprobs"] for event in events(data) if event["type"] == "response.output_text.delta"]
+    assert [len(one) for one in values] == [1 if asks else 0]
     assert len(put_together(data).output[0].content[0].logprobs) == (1 if asks else 0)
 
 

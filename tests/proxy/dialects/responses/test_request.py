@@ -41,8 +41,8 @@ def call(call_id: str, name: str = "run", arguments: str = "{}", **more: Any) ->
     return {"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments, **more}
 
 
-def output(call_id: str, said: Any = "ok", kind: str = "function_call_output") -> dict[str, Any]:
-    return {"type": kind, "call_id": call_id, "output": said}
+def output(call_id: str, value: Any = "ok", kind: str = "function_call_output") -> dict[str, Any]:
+    return {"type": kind, "call_id": call_id, "output": value}
 
 
 def told(call_id: str, name: str = "run", arguments: str = "{}") -> dict[str, Any]:

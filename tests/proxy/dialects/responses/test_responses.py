@@ -39,14 +39,14 @@ async def test_openais_client_on_the_embedded_engine(started: Started, engine: E
 
 async def test_arguments_that_are_no_json_are_the_requests_own_fault(started: Started, engine: EmbeddedEngine) -> None:
     """llama.cpp answers 500, at which OpenAI's client would call again; vLLM takes them for an empty object."""
-    said: Any = [
+    values: Any = [
         {"role": "user", "content": "x"},
         {"type": "function_call", "call_id": "c", "name": "run", "arguments": "{bad"},
         {"type": "function_call_output", "call_id": "c", "output": "no such file"},
     ]
     async with started(engine.base_url) as bench, client(bench, max_retries=2) as api:
         with pytest.raises(openai.BadRequestError, match="arguments"):
-            await api.responses.create(model=engine.model, input=said, **STEADY)
+            await api.responses.create(model=engine.model, input=values, **STEADY)
         (call,) = bench.calls()
     assert (call.outcome, call.response["status_code"]) == ("error", 400)
     assert call.response_body["error"]["type"] == "invalid_request_error"
