@@ -183,6 +183,8 @@ def summary_json(
         "failed": kinds["failed"],
         "errored": kinds["errored"],
         "verifier_errored": kinds["verifier_errored"],
+        "score": _percent(kinds["passed"], len(results)),
+        "score_excl_errors": _percent(kinds["passed"], kinds["passed"] + kinds["failed"]),
         "mean_reward": round(fmean(rewards), 6) if rewards else None,
         "pass_rate": round(kinds["passed"] / len(results), 6) if results else None,
         "error_categories": dict(Counter(r["error_category"] for r in results if r["error_category"])),
@@ -197,6 +199,11 @@ def summary_json(
         "elapsed_sec": round(elapsed, 1),
         "stopped": stopped,
     }
+
+
+def _percent(part: int, total: int) -> str:
+    """`66.7%`, as BenchFlow writes scores; 0.0% of nothing."""
+    return f"{part / total if total else 0.0:.1%}"
 
 
 def last_attempts(results: list[dict[str, Any]]) -> list[dict[str, Any]]:

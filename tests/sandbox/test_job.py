@@ -101,6 +101,7 @@ def test_every_example_passes_with_oracle_and_fails_with_nop(
     summary = json.loads(out)
     assert run.returncode == 0, err
     assert (summary["total"], summary["passed"], summary["mean_reward"]) == (4, 4 if reward else 0, reward)
+    assert summary["score"] == summary["score_excl_errors"] == ("100.0%" if reward else "0.0%")
     assert "[PASS] write-number" in err or "[FAIL] write-number" in err
     assert of_job(docker_client, job) == []
 

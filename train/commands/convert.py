@@ -97,5 +97,7 @@ def convert_command(
             typer.echo(note, err=True)
         raise
     typer.echo(f"Converted {result.rows} row(s) from {result.rollouts} rollout(s) -> {result.out}")
+    if manifest is not None:
+        typer.echo(f"Stats: {manifest}")
     for note in result.notes:
         typer.echo(note, err=True)

@@ -1,4 +1,4 @@
-"""`bench train validate`: the command."""
+"""`bench train validate`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ def validate_command(
         str | None,
         typer.Option(help="A folder with the model's tokenizer, or its name: render the rows, count, and compare."),
     ] = None,
+    tokenizer_revision: Annotated[
+        str | None, typer.Option(help="Revision of a tokenizer that is named: a branch, a tag or a commit.")
+    ] = None,
     source_jobs: Annotated[
         Path | None, typer.Option(help="The converted folder, if it is no longer where the rows say.")
     ] = None,
@@ -30,6 +33,10 @@ def validate_command(
     ] = None,
     require_tool_calls: Annotated[
         bool, typer.Option("--require-tool-calls", help="Fail unless every row calls a tool.")
+    ] = False,
+    require_llm_trajectory: Annotated[
+        bool,
+        typer.Option("--require-llm-trajectory", help="Fail if a rollout of --source-jobs has no readable log."),
     ] = False,
     max_length: Annotated[int | None, typer.Option(help="Fail if a row has more tokens.")] = None,
 ) -> None:
@@ -41,9 +48,11 @@ def validate_command(
         file,
         format,
         tokenizer=tokenizer,
+        tokenizer_revision=tokenizer_revision,
         source_jobs=source_jobs,
         expected_rows=expected_rows,
         require_tool_calls=require_tool_calls,
+        require_llm_trajectory=require_llm_trajectory,
         max_length=max_length,
     )
     typer.echo(orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2).decode())

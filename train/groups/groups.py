@@ -149,9 +149,9 @@ class GroupCollector:
             yield Group(group_key(members[0], self.by), self.size, members)
 
 
-def finish_order(rollout: Rollout) -> tuple[str, str]:
-    """Sorts rollouts in the order they finished."""
-    return rollout.finished_at or "", rollout.rollout_path
+def finish_order(rollout: Rollout) -> tuple[str, int, str]:
+    """Sorts rollouts in the order they finished: `finished_at`, then the time of `result.json`, then the path."""
+    return rollout.finished_at or "", rollout.written_at, rollout.rollout_path
 
 
 def group_finished(rollouts: Iterable[Rollout], options: GroupOptions) -> tuple[list[Group], dict[str, Rollout]]:

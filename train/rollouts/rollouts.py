@@ -145,6 +145,7 @@ def read_rollout(folder: Path, root: Path, warn: Warn) -> Rollout | None:
         verifier_error=_text(result.get("verifier_error")),
         verifier_error_category=_text(result.get("verifier_error_category")),
         started_at=_text(result.get("started_at")),
+        written_at=_written_at(files.result),
         finished_at=_text(result.get("finished_at")),
         retry_of=_text(result.get("retry_of")),
         says_retry_of="retry_of" in result,
@@ -181,6 +182,8 @@ class Rollout:
     verifier_error_category: str | None = None
     started_at: str | None = None
     finished_at: str | None = None
+    #: When `result.json` was written (ns), which orders rollouts that say no time, or the same.
+    written_at: int = 0
     #: The attempt that this one stands in for, where the runner says so.
     retry_of: str | None = None
     says_retry_of: bool = False
@@ -213,6 +216,13 @@ class Rollout:
         yield from reader
         for problem in reader.problems:
             self.warn(f"{self.journal}: {problem.what}")
+
+
+def _written_at(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def read_result(path: Path) -> dict[str, Any] | None:

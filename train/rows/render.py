@@ -40,14 +40,17 @@ class Template:
     would have to keep up with what transformers passes to templates.
     """
 
-    def __init__(self, name: str) -> None:
-        """Raises `BadInput` where the extra is missing, and for a name without a tokenizer or a chat template."""
+    def __init__(self, name: str, revision: str | None = None) -> None:
+        """`revision` is that of a model on the Hub.
+
+        Raises `BadInput` where the extra is missing, and for a name without a tokenizer or a chat template.
+        """
         logging.getLogger("transformers").setLevel(logging.ERROR)
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # torch is not needed here
         self._refusal: type[Exception] = optional("jinja2", "TemplateError", needed_for=NEEDED_FOR, extra="train")
         tokenizers = optional("transformers", "AutoTokenizer", needed_for=NEEDED_FOR, extra="train")
         try:
-            self._tokenizer: Any = tokenizers.from_pretrained(name)
+            self._tokenizer: Any = tokenizers.from_pretrained(name, revision=revision or "main")
         except Exception as error:  # no such folder, no network, files of an unknown version, and more
             what = "a folder with tokenizer.json" if Path(name).exists() else "a folder, or a model's name on the Hub"
             raise BadInput(f"no tokenizer at {name}: give {what} ({_first_line(error)})") from error

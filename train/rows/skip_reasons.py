@@ -96,6 +96,15 @@ REASONS = {
 }  # fmt: skip
 
 
+#: Counters of BenchFlow's manifest that are 0 here: a call without tools is a row, and no message is dropped to fit a
+#: context (--context-policy).
+NEVER_COUNTED: Final = (
+    "skipped_provider_error",
+    "skipped_missing_tool_defs",
+    "skipped_missing_tools",
+    "rows_compacted",
+    "messages_dropped",
+)
 #: The reason here for each reason to withhold a group.
 WITHHELD: Final[dict[WithheldReason, str]] = {
     "unscored": "group_unscored",
@@ -154,7 +163,7 @@ class Tally:
 
     def manifest(self) -> dict[str, Any]:
         """BenchFlow's counters; `left_out` says the same by our own reasons."""
-        counters = dict.fromkeys([reason.manifest for reason in REASONS.values()], 0)
+        counters = dict.fromkeys([*(reason.manifest for reason in REASONS.values()), *NEVER_COUNTED], 0)
         for name, number in self.left_out.items():
             counters[REASONS[name].manifest] += number
         return counters | {

@@ -16,6 +16,7 @@ from train.rows.convert import calls_tools
 from train.rows.formats import NAMES, find_format
 from train.rows.formats.base import Format, Row
 from train.rows.render import Rendered, RenderError, Template
+from train.rows.source_health import SourceHealth, source_health
 from train.rows.writers import read_rows
 
 #: This many problems and differences are in the report; all of them are counted.
@@ -41,6 +42,8 @@ class Report:
     different: int = 0
     not_captured: int = 0
     differences: list[dict[str, Any]] = field(default_factory=list)
+    #: Of --source-jobs.
+    source_health: SourceHealth | None = None
     #: Formats in which the first row would be valid, where it is not in this one.
     valid_as: list[str] = field(default_factory=list)
 
@@ -80,6 +83,8 @@ class Report:
                 "without_capture": self.not_captured,
                 "differences": self.differences,
             }
+        if self.source_health is not None:
+            report["source_health"] = self.source_health.to_json()
         return report
 
 
@@ -88,9 +93,11 @@ def validate(
     format: str,
     *,
     tokenizer: str | None = None,
+    tokenizer_revision: str | None = None,
     source_jobs: Path | None = None,
     expected_rows: int | None = None,
     require_tool_calls: bool = False,
+    require_llm_trajectory: bool = False,
     max_length: int | None = None,
 ) -> Report:
     """Checks every row of `path`. Raises `NoSuchPath`, and `BadInput` where it cannot be read or rendered at all."""
@@ -101,14 +108,22 @@ def validate(
         raise BadInput("max_length must be positive")
     if max_length is not None and tokenizer is None and form.reads == "messages":
         raise BadInput("max_length requires --tokenizer")
+    if tokenizer_revision is not None and tokenizer is None:
+        raise BadInput("--tokenizer-revision requires --tokenizer")
+    if require_llm_trajectory and source_jobs is None:
+        raise BadInput("--require-llm-trajectory requires --source-jobs, the folder that was converted")
     check = _TokenCheck(
         form=form,
-        template=Template(tokenizer) if tokenizer is not None else None,
+        template=Template(tokenizer, tokenizer_revision) if tokenizer is not None else None,
         captures=CaptureLookup(source_jobs),
         max_length=max_length,
         report=Report(form.name),
     )
     report = check.report
+    if source_jobs is not None:
+        report.source_health = source_health(source_jobs)
+        if require_llm_trajectory and not report.source_health.ok:
+            report.problem("source jobs contain missing/malformed llm_trajectory.jsonl")
     types = ColumnTypes()
     for number, offset, row in read_rows(path, form):
         report.rows += 1

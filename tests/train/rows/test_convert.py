@@ -272,13 +272,15 @@ def test_ids_that_spell_a_secret_are_left_out_with_redact(tmp_path: Path) -> Non
 def test_the_manifest_counts_in_benchflows_words(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", [{"calls": tool_rollout()}, {"calls": None}, {"reward": None, "error": "no"}])
     manifest = tmp_path / "m.json"
-    assert run(job, "--format", "trl-sft", "-o", tmp_path / "o.jsonl", "--manifest", manifest).exit_code == 0
+    result = run(job, "--format", "trl-sft", "-o", tmp_path / "o.jsonl", "--manifest", manifest)
+    assert result.exit_code == 0 and result.stdout.splitlines()[1:] == [f"Stats: {manifest}"]
     found = json.loads(manifest.read_text())
     assert list(found) == sorted(found)
     wanted = {
         "format": "trl-sft", "rollouts_seen": 3, "rows_written": 1, "rows_with_tool_calls": 1,
         "skipped_no_trajectory": 1, "skipped_terminal_error": 1, "skipped_reward": 0, "exchanges_seen": 2,
-        "sources": [str(job)],
+        "skipped_missing_tools": 0, "skipped_missing_tool_defs": 0, "skipped_provider_error": 0, "rows_compacted": 0,
+        "messages_dropped": 0, "sources": [str(job)],
     }  # fmt: skip
     assert {name: found[name] for name in wanted} == wanted
 

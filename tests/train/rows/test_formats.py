@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.train.build import Line, conversation, make_job
+from tests.train.conversion import results_line
 from tests.train.tool_calls import (
     ARGUMENTS,
     BASH,
@@ -200,6 +201,24 @@ def test_an_episode_has_its_tool_trace_and_a_number_for_reward(tmp_path: Path) -
     assert traced["result"] == {"data": "ok", "done": True, "metadata": {"tool_call_id": "call_1"}, "error": None}
     metadata = json.loads((tmp_path / "episodes/metadata.json").read_text())
     assert metadata == {"format": "openenv-episodes", "episodes": 1, "results": "results.jsonl"}
+
+
+def test_trials_of_one_name_are_different_episodes(tmp_path: Path) -> None:
+    for trial in ("trial-01", "trial-02"):
+        for job in ("a", "b"):
+            make_job(tmp_path / "jobs" / trial / job, [{"name": "t__0"}, {"name": "t__1"}])
+    convert(tmp_path / "jobs", tmp_path / "episodes", ConvertOptions(format="openenv-episodes"))
+    ids = [row["episode_id"] for _, _, row in read_rows(tmp_path / "episodes", find_format("openenv-episodes"))]
+    assert len(ids) == 8 == len(set(ids)) and "trial-01/a/t__0" in ids
+
+
+@pytest.mark.parametrize("info", [{"rollout_name": "t__0"}, {}, {"rollout_name": "t__0", "rollout_dir": None}])
+def test_rows_of_one_name_are_different_episodes(tmp_path: Path, info: dict[str, Any]) -> None:
+    source = tmp_path / "results.jsonl"
+    source.write_text("".join(json.dumps(results_line(info=info)) + "\n" for _ in range(3)))
+    convert(source, tmp_path / "episodes", ConvertOptions(format="openenv-episodes"))
+    rows = [row for _, _, row in read_rows(tmp_path / "episodes", find_format("openenv-episodes"))]
+    assert len({row["episode_id"] for row in rows}) == 3
 
 
 def test_an_unscored_rollout_is_no_episode_and_no_grpo_row(tmp_path: Path) -> None:
