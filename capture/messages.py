@@ -56,11 +56,11 @@ def canonical_hash(message: Message, relax: Relax = Relax.NOTHING) -> int:
     ids = Relax.CALL_IDS not in relax
     if role == "assistant":
         text = without_reasoning(text)
-        said: tuple[Any, ...] = tuple(call if ids else call[1:] for call in tool_calls(message))
+        calls: tuple[Any, ...] = tuple(call if ids else call[1:] for call in tool_calls(message))
     else:
-        said = (str(message.get("tool_call_id") or ""),) if ids else ()
+        calls = (str(message.get("tool_call_id") or ""),) if ids else ()
     words = " ".join(text.split()) if Relax.SPACES in relax else _lines(text)
-    return hash((role, words, said, str(message.get("name") or "")))
+    return hash((role, words, calls, str(message.get("name") or "")))
 
 
 def role_of(message: Message) -> str:

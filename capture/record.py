@@ -210,11 +210,11 @@ class TokenCapture:
         digest: object,
     ) -> TokenCapture:
         """A capture from the parts of a stored one; the digest is kept as it was stored, not computed again."""
-        told = unavailable if unavailable is not None else {}
-        if not isinstance(told, dict):
+        codes = unavailable if unavailable is not None else {}
+        if not isinstance(codes, dict):
             raise RecordError("token_capture.unavailable is not an object")
         missing = _explained(
-            prompt_token_ids, completions, {str(name): _unavailable(why) for name, why in told.items()}
+            prompt_token_ids, completions, {str(name): _unavailable(why) for name, why in codes.items()}
         )
         return cls(
             wire=wire if isinstance(wire, str) else "openai-chat",
@@ -252,9 +252,9 @@ def _explained(
 
 def _digest(prompt: Ids, completions: list[Completion]) -> str:
     """`compute_digest` of choices that are complete."""
-    told = hashlib.sha256(b'{"prompt_token_ids":[' + prompt.text)
-    told.update(b'],"completions":[' + b",".join(map(_choice, completions)) + b"]}")
-    return "sha256:" + told.hexdigest()
+    digest = hashlib.sha256(b'{"prompt_token_ids":[' + prompt.text)
+    digest.update(b'],"completions":[' + b",".join(map(_choice, completions)) + b"]}")
+    return "sha256:" + digest.hexdigest()
 
 
 def _choice(choice: Completion) -> bytes:

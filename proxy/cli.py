@@ -91,7 +91,7 @@ async def _serve(settings: Settings) -> None:
         tune_gc()
         start_gc_timer()
         log_when_none_are_left()
-        default, told = proxy.sessions.default, proxy.sessions
+        default, sessions = proxy.sessions.default, proxy.sessions
         assert default is not None
         log.info("agents: %s%s", proxy.base_url, "" if settings.key is None else " (with the key you gave)")
         log.info("journal: %s", default.journal.path)
@@ -99,4 +99,4 @@ async def _serve(settings: Settings) -> None:
             log.info("admin: %s%s", proxy.admin_url, f" (key {proxy.settings.admin_key})" if made_key else "")
         await stop.wait()
         log.info("stopping: finishing calls in flight, at most %g s", settings.grace)
-    say_stopped("", told)
+    say_stopped("", sessions)

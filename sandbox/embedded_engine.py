@@ -162,8 +162,8 @@ class EmbeddedEngine:
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         # llama.cpp writes from a thread of its own, sometimes after our sentence of why.
-        told = [line for line in lines if line.startswith("engine: ")] or lines
-        return f" It said: {told[-1].removeprefix('engine: ')}" if told else ""
+        reported = [line for line in lines if line.startswith("engine: ")] or lines
+        return f" It said: {reported[-1].removeprefix('engine: ')}" if reported else ""
 
 
 def default_threads() -> int:

@@ -283,8 +283,8 @@ def _reply_by_messages(place: _Place) -> tuple[str, str]:
     only_stop = at == len(before.sampled) - 1 and before.finish_reason in ("stop", "tool_calls")
     if back is None or reply is None:
         return ("template_after_stop", "possible") if only_stop else ("unknown", "possible")
-    said = "".join(before.tokens or ())
-    if not opens_reasoning(text_of(back)) and not reasoning_of(back) and (reasoning_of(reply) or opens_reasoning(said)):
+    text = "".join(before.tokens or ())
+    if not opens_reasoning(text_of(back)) and not reasoning_of(back) and (reasoning_of(reply) or opens_reasoning(text)):
         return "reasoning_stripped", "likely"
     got, sent = text_of(reply), text_of(back)
     if got != sent:
@@ -295,17 +295,17 @@ def _reply_by_messages(place: _Place) -> tuple[str, str]:
         return "arguments_reserialized", "certain" if not got else "likely"
     if only_stop:
         return "template_after_stop", "likely"
-    if said and got and got.strip() not in said:
+    if text and got and got.strip() not in text:
         return "engine_dropped_ids", "likely"
-    if before.finish_reason == "length" or (said and got and _stop_string_cut(said, got)):
+    if before.finish_reason == "length" or (text and got and _stop_string_cut(text, got)):
         return "cut_reply", "likely"
     if calls_of(reply):
-        rewritten = said and any(arguments not in said for _, arguments in calls_of(reply))
+        rewritten = text and any(arguments not in text for _, arguments in calls_of(reply))
         return ("arguments_reserialized", "likely") if rewritten else ("reply_retokenized", "possible")
     return "reply_retokenized", "likely"
 
 
-def _stop_string_cut(said: str, got: str) -> bool:
+def _stop_string_cut(text: str, got: str) -> bool:
     """The engine sampled words after the text that the agent got: those of the stop string."""
-    rest = said.partition(got)[2]
+    rest = text.partition(got)[2]
     return bool(rest.strip()) and not rest.strip().startswith("<")

@@ -53,8 +53,10 @@ def of_finished(engine: Engine, answer: Answer, completions: list[Completion]) -
     if any(completion.token_ids is None for completion in completions):
         code = "hidden_by_include_reasoning" if hidden else engine.ids_missing(answer)
         sampled = sum(len(completion.token_ids or ()) for completion in completions)
-        told = answer.usage_count("completion_tokens")
-        missing.setdefault("completion_token_ids", why(code, sampled=sampled, told="?" if told is None else told))
+        reported = answer.usage_count("completion_tokens")
+        missing.setdefault(
+            "completion_token_ids", why(code, sampled=sampled, told="?" if reported is None else reported)
+        )
     if any(completion.logprobs is None for completion in completions):
         missing.setdefault("logprobs", why("hidden_by_include_reasoning" if hidden else "logprobs_not_returned"))
     _check_prompt(engine, answer, missing)
@@ -70,11 +72,11 @@ def _check_prompt(engine: Engine, answer: Answer, missing: dict[str, Unavailable
     if answer.several_prompts:
         missing.setdefault("prompt_token_ids", why("several_prompts"))
         return
-    prompt, told = answer.sampled.prompt_ids(), engine.prompt_count(answer)
+    prompt, reported = answer.sampled.prompt_ids(), engine.prompt_count(answer)
     if prompt is None:
         missing.setdefault("prompt_token_ids", why("no_prompt_ids"))
-    elif told is not None and told != len(prompt):
-        missing.setdefault("prompt_token_ids", why("count_mismatch_usage", sampled=len(prompt), told=told))
+    elif reported is not None and reported != len(prompt):
+        missing.setdefault("prompt_token_ids", why("count_mismatch_usage", sampled=len(prompt), told=reported))
 
 
 def _check_counts(
@@ -83,11 +85,13 @@ def _check_counts(
     if "completion_token_ids" in missing:
         return
     sampled = sum(len(completion.token_ids or ()) for completion in completions)
-    told = engine.sampled_count(answer)
-    if told is None:
+    reported = engine.sampled_count(answer)
+    if reported is None:
         missing["completion_token_ids"] = why(engine.count_missing(answer))
-    elif sampled != told:
-        missing["completion_token_ids"] = why(engine.ids_lost(answer, sampled, told), sampled=sampled, told=told)
+    elif sampled != reported:
+        missing["completion_token_ids"] = why(
+            engine.ids_lost(answer, sampled, reported), sampled=sampled, told=reported
+        )
     if any(len(completion.logprobs or ()) != len(completion.token_ids or ()) for completion in completions):
         held = sum(len(completion.logprobs or ()) for completion in completions)
         missing.setdefault("logprobs", why(engine.logprobs_lost(answer, sampled, held), sampled=sampled, told=held))

@@ -114,9 +114,9 @@ def write_verifiers(path: Path, row: dict[str, Any]) -> None:
 
 def messages(events: Events) -> tuple[list[Message], list[Message]]:
     """The agent's events as chat messages: those before its first word, and the rest."""
-    told = [message for event in events if (message := _message(event)) is not None]
-    first = next((n for n, message in enumerate(told) if message["role"] == "assistant"), len(told))
-    return told[:first], told[first:]
+    found = [message for event in events if (message := _message(event)) is not None]
+    first = next((n for n, message in enumerate(found) if message["role"] == "assistant"), len(found))
+    return found[:first], found[first:]
 
 
 def _message(event: dict[str, Any]) -> Message | None:

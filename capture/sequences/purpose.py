@@ -89,9 +89,9 @@ class Purposes:
         self._main: tuple[Hashable, ...] | None = None
 
     def of(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> str:
-        told = purpose(body, headers)
-        if told != "agent" or not body.get("tools"):
-            return told
+        kind = purpose(body, headers)
+        if kind != "agent" or not body.get("tools"):
+            return kind
         if self._main is None:
             self._main = tuple(_shape(body))
         shares = any(own == main for own, main in zip(_shape(body), self._main, strict=True))

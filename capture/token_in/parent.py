@@ -171,8 +171,8 @@ def _unfound(now: Conversation, calls: Sequence[Held], known: set[int]) -> str:
 
 
 def _options(body: Message) -> int:
-    told = {name: body[name] for name in RENDERED if body.get(name) is not None}
-    return hash((_hash(body.get("tools") or None), _hash(told), _choice(body.get("tool_choice"))))
+    rendered = {name: body[name] for name in RENDERED if body.get(name) is not None}
+    return hash((_hash(body.get("tools") or None), _hash(rendered), _choice(body.get("tool_choice"))))
 
 
 def _choice(value: Any) -> int:

@@ -102,6 +102,6 @@ class Seconds:
 
 def _counts(name: str, what: str, labels: tuple[str, ...], values: Mapping[Any, int]) -> Metric:
     family = CounterMetricFamily(name, what, labels=labels)
-    for told, count in values.items():
-        family.add_metric(told, count)
+    for label, count in values.items():
+        family.add_metric(label, count)
     return family

@@ -47,5 +47,5 @@ def _keys(raw: bytes, body: dict[str, Any], name: str | None) -> list[int]:
 
 
 def _turns(body: dict[str, Any]) -> int:
-    said = body.get("messages", body.get("input"))
-    return len(said) if isinstance(said, list) else 0
+    messages = body.get("messages", body.get("input"))
+    return len(messages) if isinstance(messages, list) else 0

@@ -34,22 +34,22 @@ async def probe_all(replicas: Replicas, settings: Settings) -> None:
 
 
 async def _until_up(replica: Replica, settings: Settings) -> None:
-    told = False
+    warned = False
     while True:
         try:
-            good, said = await probe(replica, settings)
-            log.log(logging.INFO if good else logging.WARNING, "probe: %s: %s", replica.label, said)
+            good, report = await probe(replica, settings)
+            log.log(logging.INFO if good else logging.WARNING, "probe: %s: %s", replica.label, report)
             if settings.token_in != "off" and replica.engine is not None and not replica.engine.takes_prompt_ids:
                 log.warning("probe: %s: %s", replica.label, NO_TOKEN_IN[settings.token_in])
             return
         except UpstreamError as error:
-            if not told:
+            if not warned:
                 log.warning(
                     "probe: %s: %s; calls get 502 until it answers (still loading? a wrong --upstream?), trying again",
                     replica.label,
                     error,
                 )
-                told = True
+                warned = True
             await asyncio.sleep(AGAIN)
 
 
@@ -60,12 +60,12 @@ async def probe(replica: Replica, settings: Settings) -> tuple[bool, str]:
     if engine.name == "other":
         if replica.doubted:
             raise UpstreamError("a gateway answers, its engine does not")
-        said = "no engine known to return token ids; calls are recorded with text and usage (name it with --engine)"
+        text = "no engine known to return token ids; calls are recorded with text and usage (name it with --engine)"
         status = await replica.status("/v1/models")
         if status == 200:
-            return True, said
+            return True, text
         hint = "--upstream-key" if status in (401, 403) else "--upstream"
-        return False, f"{said}; GET /v1/models answered HTTP {status}: check {hint}"
+        return False, f"{text}; GET /v1/models answered HTTP {status}: check {hint}"
     if not settings.capture:
         return True, f"{name}; capture is off"
     body = {

@@ -71,8 +71,9 @@ class Worker:
             start_new_session=True,  # Ctrl-C in a terminal reaches the supervisor alone, which stops its workers
         )  # fmt: skip
         assert process.stdin is not None and process.stdout is not None
-        told = Start(self._settings, self.placement, descriptors, self.admin, list(sessions), versions or {})
-        process.stdin.write(pickle.dumps(told))  # stdin stays open: its end tells a worker that the supervisor is gone
+        start = Start(self._settings, self.placement, descriptors, self.admin, list(sessions), versions or {})
+        # stdin stays open: its end tells a worker that the supervisor is gone
+        process.stdin.write(pickle.dumps(start))
         answer = await process.stdout.readline()
         if not answer:
             return ""

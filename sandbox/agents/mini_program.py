@@ -82,21 +82,21 @@ def ask(messages: list[dict[str, Any]]) -> dict[str, Any]:
         },
     )
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the model is near, whatever http_proxy says
-    said = ""
+    problem = ""
     for tries_left in (2, 1, 0):
         try:
             with direct.open(request, timeout=900) as answer:
                 choice: dict[str, Any] = json.load(answer)["choices"][0]
                 return choice
         except urllib.error.HTTPError as error:
-            said = f"HTTP {error.code}: {error.read(400).decode(errors='replace')}"
+            problem = f"HTTP {error.code}: {error.read(400).decode(errors='replace')}"
             if error.code < 500 and error.code != 429:
                 break
         except (OSError, ValueError, KeyError, IndexError) as error:
-            said = str(error)
+            problem = str(error)
         if tries_left:
             time.sleep(3 - tries_left)
-    print(said, file=sys.stderr)
+    print(problem, file=sys.stderr)
     sys.exit(3)
 
 

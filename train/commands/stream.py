@@ -98,11 +98,11 @@ def say(text: str) -> None:
 
 
 def _once(say: Any) -> Any:
-    said: set[str] = set()
+    seen: set[str] = set()
 
     def saying(text: str) -> None:
-        if text not in said:
-            said.add(text)
+        if text not in seen:
+            seen.add(text)
             say(text)
 
     return saying

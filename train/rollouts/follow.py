@@ -84,9 +84,9 @@ class Tree:
             if job.parent.name.startswith(TRIAL_PREFIX) and job.parent != self.root:
                 here.setdefault(job.parent.parent / job.name, []).append(job)
         for jobs in here.values():
-            told = (read_result(JobDir(jobs[0]).evaluation) or {}).get("trials")
-            if isinstance(told, int) and told > len(jobs):
-                yield f"{jobs[0].name} was run in {told} trials, and {len(jobs)} of them are in {self.root}"
+            trials = (read_result(JobDir(jobs[0]).evaluation) or {}).get("trials")
+            if isinstance(trials, int) and trials > len(jobs):
+                yield f"{jobs[0].name} was run in {trials} trials, and {len(jobs)} of them are in {self.root}"
 
     def _state(self) -> JobState:
         if not self._jobs:

@@ -60,9 +60,9 @@ def sentence(why: Sequence[str]) -> str:
     """For a person training with importance ratios; `why` as `not_plain` gives it."""
     known = certain(why)
     unknown = [word.removesuffix(UNKNOWN) for word in why if word.endswith(UNKNOWN)]
-    told = [_and(known)] if known else []
+    parts = [_and(known)] if known else []
     if unknown:
-        told.append(f"the engine's own {_and(unknown)} (not sent, and the log does not say them)")
+        parts.append(f"the engine's own {_and(unknown)} (not sent, and the log does not say them)")
     are_not = "the tokens were not drawn from the plain policy, so"
     may_not = "nobody can say that the tokens were drawn from the plain policy; where they were not,"
     so = (
@@ -74,7 +74,7 @@ def sentence(why: Sequence[str]) -> str:
     )
     if why and all("grammar" in word for word in why):
         change = "correct for it in the trainer: no --sampling takes a grammar away"
-    return f"sampled with {' and with '.join(told)}: {so}; {change}"
+    return f"sampled with {' and with '.join(parts)}: {so}; {change}"
 
 
 def certain(why: Sequence[str]) -> list[str]:
@@ -84,18 +84,18 @@ def certain(why: Sequence[str]) -> list[str]:
 
 def not_plain(call: Call) -> list[str]:
     """What makes the sampling of a call other than plain, in words; empty where nothing does."""
-    told = sampling_of(call)
-    found = list(_words(orjson.dumps([told["sent"], told["engine_defaults"] or {}], default=str)))
+    sampling = sampling_of(call)
+    found = list(_words(orjson.dumps([sampling["sent"], sampling["engine_defaults"] or {}], default=str)))
     grammar = tool_grammar(call.engine)
-    if grammar is not None and told["sent"].get("tool_choice") != "none" and call.offers_tools:
+    if grammar is not None and sampling["sent"].get("tool_choice") != "none" and call.offers_tools:
         found.insert(0, grammar)
     return found
 
 
 @lru_cache(maxsize=1024)
-def _words(told: bytes) -> tuple[str, ...]:
+def _words(data: bytes) -> tuple[str, ...]:
     """Of the JSON of what was sent and the engine's defaults: the calls of a rollout mostly say the same."""
-    sent, defaults = orjson.loads(told)
+    sent, defaults = orjson.loads(data)
     found: list[str] = []
     unknown: list[str] = []
     for name, harmless in _MUST_BE_KNOWN.items():
@@ -119,14 +119,14 @@ def sampling_of(call: Call) -> dict[str, Any]:
     """`{"sent", "session", "engine_defaults"}`: what was sent (the agent's and the session's), the session's alone, and
     the engine's defaults where they are known. From the request itself where the log's writer kept no such list.
     """
-    told = call.metadata.get("sampling")
-    told = told if isinstance(told, Mapping) else {}
-    sent = told.get("sent")
+    recorded = call.metadata.get("sampling")
+    recorded = recorded if isinstance(recorded, Mapping) else {}
+    sent = recorded.get("sent")
     if not isinstance(sent, Mapping):
         body = call.metadata.get("chat_request")
         body = body if isinstance(body, Mapping) else call.request_body
         sent = {name: body[name] for name in FIELDS if body.get(name) is not None}
-    session, defaults = told.get("session"), told.get("engine_defaults")
+    session, defaults = recorded.get("session"), recorded.get("engine_defaults")
     return {
         "sent": dict(sent),
         "session": dict(session) if isinstance(session, Mapping) else {},

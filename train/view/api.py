@@ -112,7 +112,7 @@ def compare(one: Reading, other: Reading) -> dict[str, Any]:
 def side_of(reading: Reading) -> tuple[dict[str, Any], Ids]:
     """What a comparison says of a rollout, and the ids of its first sequence; none where it has no sequence."""
     rollout, tokens = reading.rollout, reading.tokens
-    told: dict[str, Any] = {
+    side: dict[str, Any] = {
         "path": rollout.rollout_path,
         "name": rollout.name,
         "reward": rollout.reward,
@@ -124,8 +124,8 @@ def side_of(reading: Reading) -> tuple[dict[str, Any], Ids]:
     }
     if tokens.segments:
         first = tokens.segments[0]
-        return told | {"of": "s0", "prompt": len(first.prompt_ids)}, first.prompt_ids + first.completion_ids
-    return told, Ids(b"")
+        return side | {"of": "s0", "prompt": len(first.prompt_ids)}, first.prompt_ids + first.completion_ids
+    return side, Ids(b"")
 
 
 def _number(words: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -127,8 +127,8 @@ def _call_row(reading: Reading, call: CallSummary) -> dict[str, Any]:
 def break_view(reading: Reading, one: Break) -> dict[str, Any]:
     """A break with its two windows, aligned: rows of tokens that are the same, or that differ."""
     segments = reading.tokens.segments
-    before = next((at for at, told in enumerate(segments) if one.before in told.calls), None)
-    after = next((at for at, told in enumerate(segments) if told.calls and told.calls[0] == one.call), None)
+    before = next((at for at, segment in enumerate(segments) if one.before in segment.calls), None)
+    after = next((at for at, segment in enumerate(segments) if segment.calls and segment.calls[0] == one.call), None)
     return {
         **{name: value for name, value in one.to_json().items() if not name.endswith("_text")},
         "kept": [_token(reading, token) for token in one.kept],
@@ -170,7 +170,7 @@ def call_view(reading: Reading, number: int) -> dict[str, Any]:
         raise BadInput(f"this rollout has no call {number}")
     journal = JournalReader(reading.rollout.journal)
     call = journal.at(heard.line, heard.offset)
-    chat, told = _chat(call)
+    chat, raw = _chat(call)
     before = _before(reading, heard)
     same = 0
     if before is not None and chat is not None:
@@ -189,10 +189,10 @@ def call_view(reading: Reading, number: int) -> dict[str, Any]:
         if chat
         else [],
         "tools": chat.tools if chat else [],
-        "raw": told,
+        "raw": raw,
         "response_id": call.response_body.get("id"),
         "usage": call.response_body.get("usage"),
-        "error": call.response_body if heard.status >= 400 or (not chat and not told) else None,
+        "error": call.response_body if heard.status >= 400 or (not chat and not raw) else None,
         "dropped_fields": call.metadata.get("dropped_fields"),
         "secrets_seen": call.metadata.get("secrets_seen"),
         "request_id": call.metadata.get("request_id"),

@@ -49,8 +49,8 @@ def view(
     """
     from train.view.api import View
 
-    def say(told: str) -> None:
-        typer.echo(told, err=True)
+    def say(message: str) -> None:
+        typer.echo(message, err=True)
 
     if html is not None and text:
         raise BadInput("--html and --text: give one of them")

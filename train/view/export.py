@@ -71,15 +71,15 @@ def write_html(view: View, path: Path, *, most: int) -> Iterator[str]:
 
 def answers(reading: Reading) -> dict[str, Any]:
     """Everything that the page can ask about a rollout, by question."""
-    told: dict[str, Any] = {"rollout": rollout_view(reading), "side": _side(reading)}
+    replies: dict[str, Any] = {"rollout": rollout_view(reading), "side": _side(reading)}
     for call in reading.tokens.calls:
-        told[f"call?call={call.number}"] = _or_error(partial(call_view, reading, call.number))
+        replies[f"call?call={call.number}"] = _or_error(partial(call_view, reading, call.number))
     for of in _strips(reading):
         strip = strip_of(reading, of)
-        told[f"strip?of={of}"] = strip.index
+        replies[f"strip?of={of}"] = strip.index
         for start in range(0, len(strip.ids), SLICE):
-            told[f"slice?of={of}&from={start}"] = strip.slice(start, start + SLICE)
-    return told
+            replies[f"slice?of={of}&from={start}"] = strip.slice(start, start + SLICE)
+    return replies
 
 
 def document(job: dict[str, Any], where: dict[str, str], left_out: dict[str, str], blocks: list[str]) -> str:
@@ -122,8 +122,8 @@ def _strips(reading: Reading) -> list[str]:
 
 
 def _side(reading: Reading) -> dict[str, Any]:
-    told, ids = side_of(reading)
-    return told | {"ids": ids.tolist()}
+    side, ids = side_of(reading)
+    return side | {"ids": ids.tolist()}
 
 
 def _or_error(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:

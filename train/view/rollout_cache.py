@@ -118,28 +118,28 @@ def stamp(rollout: Rollout) -> tuple[int, int, bool]:
 
 def _changed(path: Path | None) -> tuple[int, int]:
     try:
-        told = path.stat() if path is not None else None
+        stat = path.stat() if path is not None else None
     except OSError:
-        told = None
-    return (told.st_mtime_ns, told.st_size) if told is not None else (0, 0)
+        stat = None
+    return (stat.st_mtime_ns, stat.st_size) if stat is not None else (0, 0)
 
 
 def facts_of(call: Call) -> CallFacts:
-    told, body = call.metadata, call.response_body
+    metadata, body = call.metadata, call.response_body
     return CallFacts(
         began=_text(call.request.get("timestamp")),
         ended=_text(call.response.get("timestamp")),
         duration_ms=call.duration_ms,
-        ttft_ms=_number(told.get("ttft_ms")),
+        ttft_ms=_number(metadata.get("ttft_ms")),
         finish=_finishes(body),
         model=_text(body.get("model")) or _text(call.request_body.get("model")),
-        dialect=_text(told.get("dialect")),
-        engine=_text(told.get("engine")),
-        engine_version=_text(told.get("engine_version")),
-        stream=bool(told.get("stream")),
-        upstream=_text(told.get("upstream")),
-        policy_version_end=_text(told.get("policy_version_end")),
-        request_id=_text(told.get("request_id")),
+        dialect=_text(metadata.get("dialect")),
+        engine=_text(metadata.get("engine")),
+        engine_version=_text(metadata.get("engine_version")),
+        stream=bool(metadata.get("stream")),
+        upstream=_text(metadata.get("upstream")),
+        policy_version_end=_text(metadata.get("policy_version_end")),
+        request_id=_text(metadata.get("request_id")),
         error=_error(body) if call.status_code >= 400 or call.outcome == "error" else None,
         foreign=not call.request and not call.response,
     )
@@ -153,10 +153,10 @@ def _finishes(body: dict[str, Any]) -> tuple[str | None, ...]:
 
 
 def _error(body: dict[str, Any]) -> str | None:
-    told = body.get("error", body)
-    if isinstance(told, dict):
-        told = told.get("message")
-    return _text(told)
+    error = body.get("error", body)
+    if isinstance(error, dict):
+        error = error.get("message")
+    return _text(error)
 
 
 def _text(value: object) -> str | None:

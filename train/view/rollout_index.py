@@ -86,14 +86,14 @@ class Index:
         """What the first view shows; only the rows that changed after version `since`."""
         self._asked = time.monotonic()
         entries = self.entries()
-        told = group_rows(
+        grouped = group_rows(
             [(entry.rollout, entry.log if entry.fresh else None) for entry in entries if not entry.gone],
             self.grouping,
             self.state,
         )
         with self._lock:
             for entry in entries:
-                group = told.of.get(entry.rollout.rollout_path, {})
+                group = grouped.of.get(entry.rollout.rollout_path, {})
                 if group != entry.group:
                     entry.group = group
                     self._changed(entry)
@@ -111,7 +111,7 @@ class Index:
             "total": len(entries),
             "read": sum(entry.fresh for entry in entries),
             "rows": rows,
-            "groups": told.groups,
+            "groups": grouped.groups,
             "group_by": list(self.grouping.by),
             "notes": notes,
             "tokenizer": self.readings.has_tokenizer,
@@ -156,15 +156,15 @@ class Index:
         now, reading = entry.seen, None
         try:
             reading = self.readings.once(entry.rollout)
-            log, told = member_log(entry.rollout, reading.tokens), summary_of(reading)
+            log, summary = member_log(entry.rollout, reading.tokens), summary_of(reading)
         except Exception as error:  # a fault of ours in one log must not end the thread that reads them all
-            said = (
+            problem = (
                 str(error) if isinstance(error, CaptureError) else f"{type(error).__name__}: {error}; please report it"
             )
-            log = MemberLog(False, False, said)
-            told = {**UNREAD, "unreadable": said, "reason": said}
+            log = MemberLog(False, False, problem)
+            summary = {**UNREAD, "unreadable": problem, "reason": problem}
         with self._lock:
-            entry.read, entry.log, entry.told = now, log, told
+            entry.read, entry.log, entry.told = now, log, summary
             self._changed(entry)
         return reading
 
@@ -249,26 +249,26 @@ def row_of(entry: Entry) -> dict[str, Any]:
 
 def summary_of(reading: Reading) -> dict[str, Any]:
     """What a row says of a log."""
-    tokens, told = reading.tokens, reading.tokens.coverage
+    tokens, coverage = reading.tokens, reading.tokens.coverage
     counts = [sum(len(completion.token_ids or ()) for completion in call.capture.completions) if call.capture else 0
               for call in tokens.calls[:CALLS]]  # fmt: skip
     return {
-        "status": told["status"],
+        "status": coverage["status"],
         "grade": tokens.training_grade,
         "reason": tokens.reason,
-        "calls": told["calls"],
+        "calls": coverage["calls"],
         "all_calls": len(tokens.calls),
-        "complete": told["complete_calls"],
+        "complete": coverage["complete_calls"],
         "threads": len(tokens.segments),
         "breaks": len(tokens.breaks),
-        "tokens": told["sampled_tokens"],
+        "tokens": coverage["sampled_tokens"],
         "longest": max(
             (len(segment.prompt_ids) + len(segment.completion_ids) for segment in tokens.segments), default=0
         ),
         "per_call": counts,
         "trainable": sum(segment.kind in TRAINABLE_KINDS for segment in tokens.segments),
         "policies": sorted({version for call in tokens.calls for version in call.policy_versions}),
-        "problems": len(told["problems"]),
+        "problems": len(coverage["problems"]),
     }
 
 

@@ -52,12 +52,12 @@ def make_app(view: View, *, host: str = "127.0.0.1") -> ASGIApp:
     def answer(request: Request) -> Response:
         words = dict(request.query_params)
         try:
-            told, status = view.answer(request.path_params["question"], words), 200
+            body, status = view.answer(request.path_params["question"], words), 200
         except NoSuchPath as error:
-            told, status = {"error": str(error)}, 404
+            body, status = {"error": str(error)}, 404
         except TrainError as error:
-            told, status = {"error": str(error)}, 400
-        return Response(dumps(told), status, {"Content-Type": "application/json"})
+            body, status = {"error": str(error)}, 400
+        return Response(dumps(body), status, {"Content-Type": "application/json"})
 
     app = Starlette(
         routes=[

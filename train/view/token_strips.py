@@ -75,12 +75,12 @@ class Strip:
         return self._text(at, self.ids[at], one, one.tokens() if one is not None else ())
 
     def _text(self, at: int, token: int | None, one: Stretch | None, tokens: Sequence[str]) -> str | bytes | None:
-        said = tokens[at - one.start] if one is not None and at - one.start < len(tokens) else None
-        said = said if isinstance(said, str) else None
-        if said and "\ufffd" not in said:
-            return said
+        text = tokens[at - one.start] if one is not None and at - one.start < len(tokens) else None
+        text = text if isinstance(text, str) else None
+        if text and "\ufffd" not in text:
+            return text
         known = self.vocabulary.text(token) if token is not None else None
-        return known if known is not None else said or None
+        return known if known is not None else text or None
 
     @cached_property
     def index(self) -> dict[str, Any]:
@@ -144,10 +144,10 @@ class Strip:
         special: list[int] = []
         for at in range(start, end):
             token, text = self.ids[at], self.text(at)
-            told = shown_token(token, text)
+            part = shown_token(token, text)
             texts.append(text.decode("utf-8", "replace") if isinstance(text, bytes) else text)
-            if told is not None:
-                parts[str(at)] = told
+            if part is not None:
+                parts[str(at)] = part
             if self.vocabulary.special(token, text):
                 special.append(at)
             one = self.stretch(at)
@@ -178,12 +178,12 @@ class Strip:
         key: int | str | bytes = text if text else (-1 if token is None else token)
         found = self._laid_out.get(key)
         if found is None:
-            told = shown_token(token, text)
-            assert told is not None or isinstance(text, str)
-            if told is None:
+            parts = shown_token(token, text)
+            assert parts is not None or isinstance(text, str)
+            if parts is None:
                 lines = [len(text or "")] if (text or "").isascii() else widths([Part(str(text), 0)])
             else:
-                lines = widths(told)
+                lines = widths(parts)
             found = self._laid_out[key] = _code(lines)
         return found
 
@@ -210,8 +210,8 @@ def _stretches(reading: Reading, sequence: TokenSequence) -> list[Stretch]:
         choice = (reading.tokens.placements[following].choice or 0) if following is not None else 0
         if call.capture.prompt_token_ids is None:  # several prompts: each is a sequence of one reply
             position = next(
-                at for at, told in enumerate(call.capture.completions)
-                if told.prompt_token_ids == sequence.prompt_ids and told.token_ids == sequence.completion_ids
+                at for at, sampled in enumerate(call.capture.completions)
+                if sampled.prompt_token_ids == sequence.prompt_ids and sampled.token_ids == sequence.completion_ids
             )  # fmt: skip
             start, choice = len(sequence.prompt_ids), position
         else:
@@ -250,8 +250,8 @@ def shown_token(token: int | None, text: str | bytes | None) -> list[Part] | Non
     """The parts of a token; None where it is its text and nothing else."""
     if text is None or text in ("", b""):
         return [Part("⟨?⟩" if token is None else f"⟨{token}⟩", SYMBOL)]
-    told = shown(text)
-    return None if len(told) == 1 and told[0] == (text, 0) else told
+    parts = shown(text)
+    return None if len(parts) == 1 and parts[0] == (text, 0) else parts
 
 
 def alternatives(completion: Completion, offset: int) -> list[tuple[str, float]]:

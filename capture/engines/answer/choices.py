@@ -160,10 +160,10 @@ class Choice:
         if ids is not None:
             self.add_ids(ids)
         if prompt is not None:
-            told = Ids.from_json(prompt)
+            prompt_ids = Ids.from_json(prompt)
             if self.prompt is None:
-                self.prompt = told
-            elif told is not None and told != self.prompt:
+                self.prompt = prompt_ids
+            elif prompt_ids is not None and prompt_ids != self.prompt:
                 whole.changed = whole.changed or "prompt"
         logprobs = part.get("logprobs")
         if isinstance(logprobs, dict):
@@ -266,13 +266,13 @@ class Choice:
             self.problem = self.problem or _no_logprob(value)
         token = token if isinstance(token, str) else ""
         if self.entry_ids is not None:
-            told = entry.get("token_id")
-            if told is None:
-                told = entry.get("id")
-            if told is None and (spelled := _SPELLED.fullmatch(token)) is not None:
-                told = int(spelled[1])
-            if type(told) is int and 0 <= told < 2**63:
-                self.entry_ids.append(told)
+            token_id = entry.get("token_id")
+            if token_id is None:
+                token_id = entry.get("id")
+            if token_id is None and (spelled := _SPELLED.fullmatch(token)) is not None:
+                token_id = int(spelled[1])
+            if type(token_id) is int and 0 <= token_id < 2**63:
+                self.entry_ids.append(token_id)
             else:
                 self.entry_ids = None
         self.tokens.append(token)
@@ -322,16 +322,16 @@ class Choice:
 def prompts_cut(body: dict[str, Any]) -> int:
     """In how many of the places where `Sampled` looks for the ids of a prompt there is `false` in their stead."""
     ext, more, choices = body.get("sglext"), body.get("provider_specific_fields"), body.get("choices")
-    told = [body.get("prompt_token_ids")]
+    prompts = [body.get("prompt_token_ids")]
     if isinstance(ext, dict):
-        told.append(ext.get("input_ids"))
+        prompts.append(ext.get("input_ids"))
     if isinstance(more, dict):
-        told.append(more.get("prompt_token_ids"))
+        prompts.append(more.get("prompt_token_ids"))
     for choice in choices if isinstance(choices, list) else ():
         if isinstance(choice, dict):
             for place in _places(choice):
-                told.append(place.get("prompt_token_ids"))
-    return len([one for one in told if one is False])
+                prompts.append(place.get("prompt_token_ids"))
+    return len([one for one in prompts if one is False])
 
 
 def _places(part: dict[str, Any]) -> tuple[dict[str, Any], ...]:
