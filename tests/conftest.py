@@ -15,6 +15,8 @@ from sandbox.embedded_engine import EmbeddedEngine
 HERE = Path(__file__).parent
 # A shell that starts the tests in the background has Ctrl-C ignored, and what they start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+#: For a test of `make live` alone. The engine's start is not counted: it has a bound of its own.
+LIVE_SECONDS = 900
 #: Task folders that the sandbox tests run agents on; their tests run inside a container.
 collect_ignore_glob = ["sandbox/tasks/*", "tasks/*"]
 
@@ -42,7 +44,7 @@ def docker_client() -> Iterator[docker.DockerClient]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Markers follow from what a test asks for and where it stands, so that nobody forgets one."""
+    """Markers follow from a test's fixtures and its folder, so that none is forgotten."""
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         if "engine" in fixtures:
@@ -55,3 +57,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("workers")
         if HERE / "live" in item.path.parents:
             item.add_marker("live")
+            limit = item.get_closest_marker("timeout")
+            seconds = limit.args[0] if limit is not None else LIVE_SECONDS
+            item.add_marker(pytest.mark.timeout(seconds, func_only=True), append=False)

@@ -1,4 +1,4 @@
-"""Real vLLM and SGLang on the CPU for `make live`: started once, on a free port, ended with everything they started."""
+"""Real vLLM and SGLang on the CPU for `make live`: started once, on a free port, and ended with all their processes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveEngine]:
 
 @contextmanager
 def serving(name: str, api_key: str | None, folder: Path, *arguments: str) -> Iterator[LiveEngine]:
-    """`engines/NAME-cpu.sh serve` with more arguments, from the moment GET /health answers until the block ends."""
+    """Runs `engines/NAME-cpu.sh serve` with `arguments`; the block starts when GET /health answers."""
     home = Path.home() / ".cache"
     python = home / f"capture-{name}" / "venv" / "bin" / "python"
     weights = home / "capture-vllm" / "model"
@@ -82,7 +82,7 @@ def wait_ready(child: subprocess.Popen[bytes], health: str, log: Path) -> None:
 
 
 def end_group(child: subprocess.Popen[bytes]) -> None:
-    """The engines fork workers: the whole group goes, first asked, then made to."""
+    """Ends the whole process group, since engines fork workers: SIGTERM first, then SIGKILL."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(child.pid, sign)
