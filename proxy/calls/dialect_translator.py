@@ -126,7 +126,7 @@ class DialectTranslator(Translator):
 
 def _json(headers: Headers) -> Headers:
     """The engine's own headers (`retry-after`, ids) on an answer that is ours."""
-    return [*JSON_HEADERS, *(one for one in headers if one[0] != b"content-type")]
+    return [*JSON_HEADERS, *(header for header in headers if header[0] != b"content-type")]
 
 
 def _plain(data: bytes, status: int) -> str:

@@ -27,5 +27,5 @@ def forwarded(headers: Headers, allowed: frozenset[bytes]) -> Headers:
     """The headers of these names, less those that `connection` says are of one connection (RFC 9110 §7.6.1)."""
     for name, value in headers:
         if name == b"connection" and value not in (b"keep-alive", b"close"):
-            allowed = allowed.difference(one.strip() for one in value.lower().split(b","))
+            allowed = allowed.difference(part.strip() for part in value.lower().split(b","))
     return [header for header in headers if header[0] in allowed]

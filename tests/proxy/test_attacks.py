@@ -43,7 +43,7 @@ class House:
     async def untouched(self) -> bool:
         """Nothing reached the engine, and neither session has a call."""
         states = [await self.proxy.session_state(one.id) for one in (self.ours, self.theirs)]
-        return self.engine.calls == [] and [one["calls"] for one in states] == [0, 0]
+        return self.engine.calls == [] and [state["calls"] for state in states] == [0, 0]
 
 
 @contextlib.asynccontextmanager
@@ -82,7 +82,7 @@ async def test_what_is_nearly_a_key_is_none(tmp_path: Path) -> None:
         names = {"id": here.ours.id, "half": given[: len(given) // 2], "key": given, "admin": ADMIN_KEY}
         keys = [key.format(**names, engine=ENGINE_KEY) for key in NEARLY]
         got = await asyncio.gather(*(here.send(post(BODY, f"authorization: {key}")) for key in keys))
-        assert [statuses(one) for one in got] == [[401]] * len(NEARLY)
+        assert [statuses(event) for event in got] == [[401]] * len(NEARLY)
         assert given.encode() not in b"".join(got) and here.theirs.api_key.encode() not in b"".join(got)
         assert await here.untouched()
 
@@ -138,9 +138,9 @@ async def test_a_call_that_the_closing_of_its_session_ends_is_told_so_in_its_dia
                 await asyncio.sleep(0.01)
         state = await here.proxy.close_session("ours")
         got = await asyncio.gather(*sending)
-    assert [statuses(one) for one in got] == [[503], [503], [529], [529]] and state["calls"] == 4
-    for one in got:
-        assert "its session was closed" in json.loads(one.partition(b"\r\n\r\n")[2])["error"]["message"]
+    assert [statuses(event) for event in got] == [[503], [503], [529], [529]] and state["calls"] == 4
+    for event in got:
+        assert "its session was closed" in json.loads(event.partition(b"\r\n\r\n")[2])["error"]["message"]
 
 
 # ways to another server, or to another route of this engine
@@ -175,8 +175,8 @@ async def test_an_absolute_target_a_host_a_query_and_a_models_name_change_nothin
         ]
         for data in tries:
             assert statuses(await here.send(data)) == [200]
-        assert {(one.method, one.path) for one in here.engine.calls} == {("POST", "/v1/chat/completions")}
-        assert {one.headers["host"] for one in here.engine.calls} == {f"127.0.0.1:{here.engine.port}"}
+        assert {(call.method, call.path) for call in here.engine.calls} == {("POST", "/v1/chat/completions")}
+        assert {call.headers["host"] for call in here.engine.calls} == {f"127.0.0.1:{here.engine.port}"}
 
 
 async def test_headers_that_lead_gateways_astray_stay_here(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ async def test_a_request_of_doubtful_length_is_400_and_its_connection_is_over(tm
     async with house(tmp_path) as here:
         tries = [post(body, here.key, *headers) + post(BODY, here.key) for body, headers in DOUBTFUL]
         got = await asyncio.gather(*map(here.send, tries))
-        assert [statuses(one) for one in got] == [[400]] * len(DOUBTFUL)
+        assert [statuses(event) for event in got] == [[400]] * len(DOUBTFUL)
         assert await here.untouched()
 
 

@@ -258,7 +258,11 @@ def test_nothing_serious_hinders_a_screen_reader_or_weak_eyes(browser: Browser, 
         if words.get("view") == "tokens":
             page.keyboard.press("l")
         violations = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
-        found += [(words, one["id"], one["nodes"][0]["html"]) for one in violations if one["impact"] in SERIOUS]
+        found += [
+            (words, violation["id"], violation["nodes"][0]["html"])
+            for violation in violations
+            if violation["impact"] in SERIOUS
+        ]
     page.keyboard.press("?")
     expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
     made.context.close()

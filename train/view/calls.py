@@ -27,7 +27,7 @@ def rollout_view(reading: Reading) -> dict[str, Any]:
     """Everything of a rollout but messages and tokens."""
     rollout, tokens = reading.rollout, reading.tokens
     notes = tokens.segment_notes
-    breaks = [break_view(reading, one) for one in tokens.breaks]
+    breaks = [break_view(reading, break_) for break_ in tokens.breaks]
     return {
         "path": rollout.rollout_path,
         "name": rollout.name,
@@ -94,8 +94,8 @@ def _call_row(reading: Reading, call: CallSummary) -> dict[str, Any]:
         "why": [{"field": name, "code": why.code, "detail": why.detail} for name, why in unavailable.items()],
         "prompt": len(capture.prompt_token_ids) if capture and capture.prompt_token_ids is not None else None,
         "sampled": [
-            len(one.token_ids) if one.token_ids is not None else len(one.tokens or ()) or None
-            for one in (capture.completions if capture is not None else ())
+            len(completion.token_ids) if completion.token_ids is not None else len(completion.tokens or ()) or None
+            for completion in (capture.completions if capture is not None else ())
         ],
         "parent": placement.parent if placement else None,
         "choice": placement.choice if placement else None,
@@ -185,7 +185,7 @@ def call_view(reading: Reading, number: int) -> dict[str, Any]:
         "sampling": heard.sampling,
         "messages": chat.messages[same:] if chat else [],
         "same": {"call": before.number, "messages": same} if before is not None and same else None,
-        "replies": [{"message": one.message, "finish_reason": one.finish_reason} for one in chat.choices]
+        "replies": [{"message": choice.message, "finish_reason": choice.finish_reason} for choice in chat.choices]
         if chat
         else [],
         "tools": chat.tools if chat else [],
@@ -205,7 +205,9 @@ def _chat(call: Call) -> tuple[Chat | None, dict[str, Any] | None]:
         return chat_of(call), None
     except NotChat:
         choices = call.response_body.get("choices")
-        texts = [one.get("text") for one in choices if isinstance(one, dict)] if isinstance(choices, list) else []
+        texts = (
+            [choice.get("text") for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
+        )
         prompt = call.request_body.get("prompt")
         return None, {"prompt": prompt, "texts": texts} if prompt is not None or texts else None
 
@@ -215,7 +217,7 @@ def _before(reading: Reading, call: CallSummary) -> CallSummary | None:
     placement = reading.tokens.placements.get(call.number)
     if placement is not None and placement.parent is not None:
         return reading.call(placement.parent)
-    broken = next((one for one in reading.tokens.breaks if one.call == call.number), None)
+    broken = next((break_ for break_ in reading.tokens.breaks if break_.call == call.number), None)
     number = broken.before if broken is not None else reading.tokens.dropped.get(call.number)
     return reading.call(number) if number is not None else None
 

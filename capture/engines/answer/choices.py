@@ -331,7 +331,7 @@ def prompts_cut(body: dict[str, Any]) -> int:
         if isinstance(choice, dict):
             for place in _places(choice):
                 prompts.append(place.get("prompt_token_ids"))
-    return len([one for one in prompts if one is False])
+    return len([prompt for prompt in prompts if prompt is False])
 
 
 def _places(part: dict[str, Any]) -> tuple[dict[str, Any], ...]:

@@ -242,8 +242,8 @@ async def what_an_answer_repeats(api: AsyncOpenAI, model: str) -> None:
 @case
 async def several_at_once(api: AsyncOpenAI, model: str) -> None:
     items = [f"Name {n} colours." for n in ("two", "three")]
-    alone = [await text_of(api, model=model, input=one, **STEADY) for one in items]
-    together = await asyncio.gather(*(text_of(api, model=model, input=one, **STEADY) for one in items))
+    alone = [await text_of(api, model=model, input=item, **STEADY) for item in items]
+    together = await asyncio.gather(*(text_of(api, model=model, input=item, **STEADY) for item in items))
     assert [one[:10] for one in together] == [one[:10] for one in alone]
 
 

@@ -323,7 +323,7 @@ def test_logprobs_are_told_where_they_are_asked_for(asks: bool) -> None:
     include = ["message.output_text.logprobs"] if asks else []
     data = streamed(replying(include=include, top_logprobs=1), given)
     values = [event["logprobs"] for event in events(data) if event["type"] == "response.output_text.delta"]
-    assert [len(one) for one in values] == [1 if asks else 0]
+    assert [len(value) for value in values] == [1 if asks else 0]
     assert len(put_together(data).output[0].content[0].logprobs) == (1 if asks else 0)
 
 
