@@ -101,14 +101,16 @@ class SessionOptions:
             own.setdefault("upstream_key", None)  # the key of the proxy's engine is for that engine
         if own.get("capture") is False:
             own.setdefault("token_in", "off")
-        options = SessionOptions(**{one.name: getattr(self, one.name) for one in fields(SessionOptions)} | own)
+        options = SessionOptions(
+            **{declared.name: getattr(self, declared.name) for declared in fields(SessionOptions)} | own
+        )
         options.check()
         return options
 
 
 def option_help(name: str) -> str:
     """The help text of a session option, for commands that have it too."""
-    return next(str(one.metadata["help"]) for one in fields(SessionOptions) if one.name == name)
+    return next(str(declared.metadata["help"]) for declared in fields(SessionOptions) if declared.name == name)
 
 
 #: The types of each session option's JSON value.
@@ -178,7 +180,7 @@ class Settings(SessionOptions):
     @classmethod
     def of(cls, session: SessionOptions, **own: Any) -> Settings:
         """A proxy whose sessions all have these options; `own` are the settings of the proxy itself."""
-        return cls(**{one.name: getattr(session, one.name) for one in fields(SessionOptions)}, **own)
+        return cls(**{declared.name: getattr(session, declared.name) for declared in fields(SessionOptions)}, **own)
 
     @property
     def timeouts(self) -> Timeouts:

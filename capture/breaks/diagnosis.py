@@ -259,8 +259,8 @@ def _same_words(ours: Sequence[int], theirs: Sequence[int], at: int, decoder: De
     """
     same = len(decoder.text(ours[:at]))
     first = max(len(decoder.text(ids[: at + 1])) for ids in (ours, theirs))
-    one, other = decoder.text(ours), decoder.text(theirs)
-    return first > same and len(one) > first and one[same : first + 1] == other[same : first + 1]
+    ours_text, other = decoder.text(ours), decoder.text(theirs)
+    return first > same and len(ours_text) > first and ours_text[same : first + 1] == other[same : first + 1]
 
 
 def _without_stop(sampled: Sequence[int], decoder: Decoder) -> list[int]:
@@ -273,7 +273,7 @@ def _without_stop(sampled: Sequence[int], decoder: Decoder) -> list[int]:
 
 def _turn_end(ids: Sequence[int], own: set[int], decoder: Decoder) -> int:
     """Where the re-rendered reply ends: at the first special token that the reply itself does not hold."""
-    return next((n for n, one in enumerate(ids) if decoder.special(one) and one not in own), len(ids))
+    return next((n for n, token in enumerate(ids) if decoder.special(token) and token not in own), len(ids))
 
 
 def _reply_by_messages(place: _Place) -> tuple[str, str]:

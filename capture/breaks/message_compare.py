@@ -31,9 +31,9 @@ def same_arguments(was: Message, now: Message) -> bool:
     return all(a[0] == b[0] and json_equal(a[1], b[1]) for a, b in zip(ours, theirs, strict=True))
 
 
-def json_equal(one: str, other: str) -> bool:
+def json_equal(text: str, other: str) -> bool:
     """Two texts that are JSON of the same value. False and True as Python writes them count as JSON's."""
-    values = [_value(one), _value(other)]
+    values = [_value(text), _value(other)]
     return _NOTHING not in values and values[0] == values[1] and _types(values[0]) == _types(values[1])
 
 
@@ -58,9 +58,9 @@ def _types(value: Any) -> Any:
     return type(value) is bool
 
 
-def json_equal_texts(one: str, other: str) -> bool:
+def json_equal_texts(text: str, other: str) -> bool:
     """Two texts that are the same but for how the JSON objects in them are written."""
-    ours, theirs = _pieces(one), _pieces(other)
+    ours, theirs = _pieces(text), _pieces(other)
     if len(ours) != len(theirs) or len(ours) < 2:
         return False
     return all(

@@ -71,8 +71,8 @@ def purpose(body: Mapping[str, Any], headers: Mapping[str, str]) -> str:
 
 
 def _first(text: str, words: Mapping[str, str]) -> str | None:
-    for one, named in words.items():
-        if one in text:
+    for word, named in words.items():
+        if word in text:
             return named
     return None
 

@@ -138,9 +138,13 @@ def parent(now: Conversation, held: Iterable[Held], known: Iterable[int] = ()) -
         for reply in call.replies
         if reply.turn == last
     ]
-    same = [one for one in found if one.held.conversation.options == now.options]
+    same = [candidate for candidate in found if candidate.held.conversation.options == now.options]
     if found and not same:
-        return "tools_changed" if all(one.held.conversation.tools != now.tools for one in found) else "options_changed"
+        return (
+            "tools_changed"
+            if all(candidate.held.conversation.tools != now.tools for candidate in found)
+            else "options_changed"
+        )
     if len(same) > 1:
         return "ambiguous_parent"
     if same:

@@ -150,7 +150,7 @@ class Sessions:
     async def close_all(self) -> None:
         if self._ending is not None:
             self._ending.cancel()
-        await asyncio.gather(*(self.close(one.id) for one in self))
+        await asyncio.gather(*(self.close(session.id) for session in self))
 
     def _forget(self, session: Session) -> None:
         if self._by_id.pop(session.id, None) is None:
@@ -229,13 +229,15 @@ class Sessions:
     async def _end_unused(self) -> None:
         """Ends those that nobody has used for so long, one after the other: each waits for the disk."""
         try:
-            while made := [one for one in self if one.by_address]:
+            while made := [candidate for candidate in self if candidate.by_address]:
                 for session in made:
                     if session.unused() >= self._idle and await session.end_unused(self._idle):
                         self._forget(session)
                         self._remember_end(session)
                         _say_ended(session, self._idle)
-                soonest = min((self._idle - one.unused() for one in made if not one.closed), default=0.0)
+                soonest = min(
+                    (self._idle - candidate.unused() for candidate in made if not candidate.closed), default=0.0
+                )
                 await asyncio.sleep(max(soonest, self._idle / 20))
         finally:
             self._ending = None

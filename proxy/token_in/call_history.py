@@ -77,10 +77,8 @@ def _reply(engine: Engine, body: dict[str, Any], choice: dict[str, Any], capture
     message = choice.get("message") or {}
     turn = canonical_hash(message)
     index = choice.get("index")
-    one = next(
-        (completion for completion in (capture.completions if capture else ()) if completion.index == index), None
-    )
-    ids = None if one is None else one.token_ids
+    completions = capture.completions if capture else []
+    ids = next((completion.token_ids for completion in completions if completion.index == index), None)
     if capture is None or not ids or "completion_token_ids" in capture.unavailable:
         return Reply(turn, b"", unusable="parent_incomplete")
     sampled = ids.text

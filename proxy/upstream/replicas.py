@@ -197,8 +197,8 @@ class Replicas:
         """
         if current is not None and current is home and not avoid and not current.down:
             return current
-        choice = [one for one in self.all if not avoid or one not in avoid]
-        up = [one for one in choice if not one.down] or choice
+        choice = [replica for replica in self.all if not avoid or replica not in avoid]
+        up = [replica for replica in choice if not replica.down] or choice
         chosen = home if home in up else current if current in up else min(up, key=_sessions, default=None)
         if chosen is not current:
             self.leave(current)
@@ -230,7 +230,11 @@ def _sessions(replica: Replica) -> int:
 def _secrets(base: str, key: str | None) -> tuple[bytes, ...]:
     """A key shorter than any real one (`EMPTY`, say) is none, and would be a word of error texts."""
     address = base.partition("://")[2].partition("/")[0]
-    return tuple(one.encode() for one in (key, address) if one and len(one) > 7 and (one is key or not one.isalnum()))
+    return tuple(
+        secret.encode()
+        for secret in (key, address)
+        if secret and len(secret) > 7 and (secret is key or not secret.isalnum())
+    )
 
 
 def make_client(base: str, timeouts: Timeouts) -> Client:

@@ -52,18 +52,18 @@ def rollout_view(reading: Reading) -> dict[str, Any]:
         "segments": [
             {
                 "number": number,
-                "thread": one.thread,
-                "kind": one.kind,
-                "calls": list(one.calls),
-                "prompt": len(one.prompt_ids),
-                "tokens": len(one.prompt_ids) + len(one.completion_ids),
-                "sampled": one.sampled,
+                "thread": segment.thread,
+                "kind": segment.kind,
+                "calls": list(segment.calls),
+                "prompt": len(segment.prompt_ids),
+                "tokens": len(segment.prompt_ids) + len(segment.completion_ids),
+                "sampled": segment.sampled,
                 "trainable": note["trainable"],
                 "start": note["start"]["reason"] if note["start"] else None,
-                "policy_versions": list(one.policy_versions),
+                "policy_versions": list(segment.policy_versions),
                 "digest": note["digest"],
             }
-            for number, (one, note) in enumerate(zip(tokens.segments, notes, strict=True))
+            for number, (segment, note) in enumerate(zip(tokens.segments, notes, strict=True))
         ],
         "breaks": breaks,
         "text": "tokenizer" if reading.vocabulary.whole else "engine",
@@ -79,7 +79,7 @@ def _call_row(reading: Reading, call: CallSummary) -> dict[str, Any]:
     facts, placement = reading.facts[call.line], reading.tokens.placements.get(call.number)
     capture = call.capture
     unavailable = capture.unavailable if capture is not None else {}
-    broken = next((number for number, one in enumerate(reading.tokens.breaks) if one.call == call.number), None)
+    broken = next((number for number, item in enumerate(reading.tokens.breaks) if item.call == call.number), None)
     return {
         "number": call.number,
         "line": call.line,
@@ -104,7 +104,7 @@ def _call_row(reading: Reading, call: CallSummary) -> dict[str, Any]:
         "follows": reading.tokens.dropped.get(call.number),
         "retried": call.number in reading.tokens.retried,
         "retry_of": call.retry_of,
-        "segments": [at for at, one in enumerate(reading.tokens.segments) if call.number in one.calls],
+        "segments": [at for at, item in enumerate(reading.tokens.segments) if call.number in item.calls],
         "policy_version": next(iter(call.policy_versions), None),
         "not_plain": call.not_plain,
         "began": facts.began,
@@ -124,18 +124,18 @@ def _call_row(reading: Reading, call: CallSummary) -> dict[str, Any]:
     }
 
 
-def break_view(reading: Reading, one: Break) -> dict[str, Any]:
+def break_view(reading: Reading, found: Break) -> dict[str, Any]:
     """A break with its two windows, aligned: rows of tokens that are the same, or that differ."""
     segments = reading.tokens.segments
-    before = next((at for at, segment in enumerate(segments) if one.before in segment.calls), None)
-    after = next((at for at, segment in enumerate(segments) if segment.calls and segment.calls[0] == one.call), None)
+    before = next((at for at, segment in enumerate(segments) if found.before in segment.calls), None)
+    after = next((at for at, segment in enumerate(segments) if segment.calls and segment.calls[0] == found.call), None)
     return {
-        **{name: value for name, value in one.to_json().items() if not name.endswith("_text")},
-        "kept": [_token(reading, token) for token in one.kept],
+        **{name: value for name, value in found.to_json().items() if not name.endswith("_text")},
+        "kept": [_token(reading, token) for token in found.kept],
         "columns": [
             {"same": same, "held": [_token(reading, token) for token in held],
              "sent": [_token(reading, token) for token in sent]}
-            for same, held, sent in aligned(one.expected, one.found)
+            for same, held, sent in aligned(found.expected, found.found)
         ],
         "segment_before": before,
         "segment_after": after,
@@ -224,4 +224,4 @@ def _before(reading: Reading, call: CallSummary) -> CallSummary | None:
 
 def _common(earlier: Sequence[Any], messages: Sequence[Any]) -> int:
     pairs = zip(earlier, messages, strict=False)
-    return next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(earlier), len(messages)))
+    return next((at for at, (message, other) in enumerate(pairs) if message != other), min(len(earlier), len(messages)))

@@ -43,26 +43,26 @@ class Vocabulary:
         """What the engine wrote for sampled ids. Half a character is written as U+FFFD, which says nothing of an id."""
         if self.tokenizer is None:
             self._learned.update(
-                (one, text) for one, text in zip(ids, tokens, strict=False) if text and "\ufffd" not in text
+                (token_id, text) for token_id, text in zip(ids, tokens, strict=False) if text and "\ufffd" not in text
             )
 
-    def text(self, one: int) -> str | bytes | None:
+    def text(self, token: int) -> str | bytes | None:
         """The text of an id; its bytes where they are no whole characters; None where nobody said."""
-        return self._learned.get(one) if self.tokenizer is None else self._of(one)
+        return self._learned.get(token) if self.tokenizer is None else self._of(token)
 
-    def special(self, one: int | None, text: str | bytes | None) -> bool:
+    def special(self, token: int | None, text: str | bytes | None) -> bool:
         """Whether the id is a special token; without a tokenizer, whether it is written as one."""
-        if self.tokenizer is not None and one is not None:
-            added = self._added.get(one)
+        if self.tokenizer is not None and token is not None:
+            added = self._added.get(token)
             return added is not None and bool(added.special)
         return isinstance(text, str) and _SPECIAL.fullmatch(text) is not None
 
-    def _read(self, one: int) -> str | bytes | None:
+    def _read(self, token: int) -> str | bytes | None:
         assert self.tokenizer is not None
-        if one >= self._size:
+        if token >= self._size:
             return None
-        added = self._added.get(one)
-        piece = added.content if added is not None else self.tokenizer.id_to_token(one)
+        added = self._added.get(token)
+        piece = added.content if added is not None else self.tokenizer.id_to_token(token)
         if piece is None:
             return None
         if added is not None:
@@ -84,8 +84,8 @@ def _whole(data: bytes) -> str | bytes:
 def _byte_alphabet() -> dict[str, int]:
     """GPT-2's letters for bytes: printable ones stand for themselves, the others come in order from U+0100 on."""
     own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    letters = {chr(one): one for one in own}
-    letters |= {chr(0x100 + at): one for at, one in enumerate(one for one in range(256) if one not in set(own))}
+    letters = {chr(byte): byte for byte in own}
+    letters |= {chr(0x100 + at): byte for at, byte in enumerate(byte for byte in range(256) if byte not in set(own))}
     return letters
 
 

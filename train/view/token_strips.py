@@ -66,16 +66,16 @@ class Strip:
         place = bisect.bisect_right(self._starts, at) - 1
         if place < 0:
             return None
-        one = self.stretches[place]
-        return one if at < one.start + one.length else None
+        found = self.stretches[place]
+        return found if at < found.start + found.length else None
 
     def text(self, at: int) -> str | bytes | None:
         """As the engine wrote it where it was sampled, else what is known of the id; None where nobody said."""
-        one = self.stretch(at)
-        return self._text(at, self.ids[at], one, one.tokens() if one is not None else ())
+        found = self.stretch(at)
+        return self._text(at, self.ids[at], found, found.tokens() if found is not None else ())
 
-    def _text(self, at: int, token: int | None, one: Stretch | None, tokens: Sequence[str]) -> str | bytes | None:
-        text = tokens[at - one.start] if one is not None and at - one.start < len(tokens) else None
+    def _text(self, at: int, token: int | None, part: Stretch | None, tokens: Sequence[str]) -> str | bytes | None:
+        text = tokens[at - part.start] if part is not None and at - part.start < len(tokens) else None
         text = text if isinstance(text, str) else None
         if text and "\ufffd" not in text:
             return text
@@ -89,11 +89,11 @@ class Strip:
         cells, steps, entropy = bytearray(number), bytearray([NONE]) * number, bytearray([NONE]) * number
         lines: dict[str, list[int]] = {}
         unknown = 0
-        for one, start, end in self._runs():
-            tokens = one.tokens() if one is not None else ()
+        for part, start, end in self._runs():
+            tokens = part.tokens() if part is not None else ()
             for at in range(start, end):
                 token = self.ids[at]
-                text = self._text(at, token, one, tokens)
+                text = self._text(at, token, part, tokens)
                 unknown += text is None
                 code, listed = self._cells(token, text)
                 cells[at] = code
@@ -101,15 +101,15 @@ class Strip:
                     lines[str(at)] = listed
         sampled: list[tuple[float, int]] = []
         has_entropy = False
-        for one in self.stretches:
-            for offset, value in enumerate(one.completion.logprobs or ()):
-                if offset < one.length and _is_number(value):
-                    steps[one.start + offset] = step(math.exp(min(value, 0.0)), PROBABILITY, falling=True)
-                    sampled.append((value, one.start + offset))
-            for offset in range(min(one.length, len(one.completion.top_logprobs or ()))):
-                if (found := entropy_of(one.completion, offset)) is not None:
+        for part in self.stretches:
+            for offset, value in enumerate(part.completion.logprobs or ()):
+                if offset < part.length and _is_number(value):
+                    steps[part.start + offset] = step(math.exp(min(value, 0.0)), PROBABILITY, falling=True)
+                    sampled.append((value, part.start + offset))
+            for offset in range(min(part.length, len(part.completion.top_logprobs or ()))):
+                if (found := entropy_of(part.completion, offset)) is not None:
                     has_entropy = True
-                    entropy[one.start + offset] = step(found, ENTROPY)
+                    entropy[part.start + offset] = step(found, ENTROPY)
         return {
             "tokens": number,
             "prompt": self.prompt,
@@ -150,15 +150,15 @@ class Strip:
                 parts[str(at)] = part
             if self.vocabulary.special(token, text):
                 special.append(at)
-            one = self.stretch(at)
+            stretch = self.stretch(at)
             value = None
-            if one is not None:
-                offset, values = at - one.start, one.completion.logprobs or ()
+            if stretch is not None:
+                offset, values = at - stretch.start, stretch.completion.logprobs or ()
                 value = values[offset] if offset < len(values) else None
-                found = entropy_of(one.completion, offset)
+                found = entropy_of(stretch.completion, offset)
                 if found is not None:
                     entropies[str(at)] = found
-                    top[str(at)] = alternatives(one.completion, offset)
+                    top[str(at)] = alternatives(stretch.completion, offset)
             logprobs.append(value if _is_number(value) else None)
         return {
             "from": start, "to": end, "ids": list(self.ids[start:end]), "texts": texts, "logprobs": logprobs,
@@ -193,9 +193,9 @@ def segment_strip(reading: Reading, number: int) -> Strip:
     segments = reading.tokens.segments
     if not 0 <= number < len(segments):
         raise BadInput(f"this rollout has no sequence {number}: it has {len(segments)}")
-    one = segments[number]
-    ids = one.prompt_ids.tolist() + one.completion_ids.tolist()
-    return Strip(reading, ids, len(one.prompt_ids), list(_stretches(reading, one)))
+    segment = segments[number]
+    ids = segment.prompt_ids.tolist() + segment.completion_ids.tolist()
+    return Strip(reading, ids, len(segment.prompt_ids), list(_stretches(reading, segment)))
 
 
 def _stretches(reading: Reading, sequence: TokenSequence) -> list[Stretch]:

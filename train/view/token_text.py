@@ -70,7 +70,7 @@ def _bytes(token: bytes) -> list[Part]:
             if error.start:
                 parts += shown(token[at : at + error.start].decode("utf-8"))
             bad = token[at + error.start : at + error.end]
-            parts.append(Part("".join(f"⟨{one:02X}⟩" for one in bad), SYMBOL))
+            parts.append(Part("".join(f"⟨{byte:02X}⟩" for byte in bad), SYMBOL))
             at += error.end
     return parts
 
@@ -86,34 +86,34 @@ def _text(token: str) -> list[Part]:
             held = ""
         parts.append(Part(text, SYMBOL))
 
-    alone = all(one in _JOINERS or "\ufe00" <= one <= "\ufe0f" for one in token)
-    for one in token:
-        if one == "\n":
+    alone = all(letter in _JOINERS or "\ufe00" <= letter <= "\ufe0f" for letter in token)
+    for letter in token:
+        if letter == "\n":
             symbol("⏎")
             parts.append(Part("", BREAK))
-        elif one == "\t":
+        elif letter == "\t":
             symbol("⇥   ")
-        elif one in _JOINERS and not alone:  # inside an emoji or a word it joins, and is no secret
-            held += one
-        elif one in _NAMED:
-            symbol(_NAMED[one])
-        elif one < " ":
-            symbol(chr(0x2400 + ord(one)))
-        elif one == "\x7f":
+        elif letter in _JOINERS and not alone:  # inside an emoji or a word it joins, and is no secret
+            held += letter
+        elif letter in _NAMED:
+            symbol(_NAMED[letter])
+        elif letter < " ":
+            symbol(chr(0x2400 + ord(letter)))
+        elif letter == "\x7f":
             symbol("␡")
-        elif unicodedata.category(one) in _SHAPELESS or alone:
-            symbol(f"⟨U+{ord(one):04X}⟩")
-        elif not held and unicodedata.combining(one):  # it would sit on the token before
+        elif unicodedata.category(letter) in _SHAPELESS or alone:
+            symbol(f"⟨U+{ord(letter):04X}⟩")
+        elif not held and unicodedata.combining(letter):  # it would sit on the token before
             symbol("◌")
-            held += one
+            held += letter
         else:
-            held += one
+            held += letter
     if held:
         parts.append(Part(held, TEXT))
     return parts
 
 
-def _cells(one: str) -> int:
-    if unicodedata.combining(one) or one in _JOINERS or "\ufe00" <= one <= "\ufe0f":
+def _cells(letter: str) -> int:
+    if unicodedata.combining(letter) or letter in _JOINERS or "\ufe00" <= letter <= "\ufe0f":
         return 0
-    return 2 if unicodedata.east_asian_width(one) in "WF" else 1
+    return 2 if unicodedata.east_asian_width(letter) in "WF" else 1

@@ -280,9 +280,9 @@ class Choice:
             top = entry.get("top_logprobs")
             self.top.append(
                 [
-                    {name: one.get(name) for name in ("token", "logprob")}
-                    for one in top[:wanted]
-                    if isinstance(one, dict)
+                    {name: alternative.get(name) for name in ("token", "logprob")}
+                    for alternative in top[:wanted]
+                    if isinstance(alternative, dict)
                 ]
                 if isinstance(top, list)
                 else []
