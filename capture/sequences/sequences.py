@@ -151,10 +151,24 @@ def merge(turns: Iterable[Turn], placements: Mapping[int, Placement]) -> list[To
         nodes[turn.call] = _Node(turn, placement.parent, placement.choice or 0)
         if placement.parent is not None:
             nodes[placement.parent].children.append(turn.call)
+    _prune(nodes)
     leaves = [call for call, node in nodes.items() if not node.children]
     leaves.sort(key=lambda call: (nodes[call].turn.kind not in TRAINABLE_KINDS, call))
     trained: set[tuple[int, int]] = set()
     return [_sequence(number, _path(call, nodes), trained) for number, call in enumerate(leaves)]
+
+
+def _prune(nodes: dict[int, _Node]) -> None:
+    """Takes away the leaves that sampled nothing beside calls that did: an empty reply whose turn was made again."""
+    for call in sorted(nodes, reverse=True):
+        node = nodes[call]
+        if node.children or any(choice.token_ids for choice in node.turn.choices):
+            continue
+        siblings = nodes if node.parent is None else nodes[node.parent].children
+        if len(siblings) > 1:
+            del nodes[call]
+            if node.parent is not None:
+                nodes[node.parent].children.remove(call)
 
 
 def _path(leaf: int, nodes: Mapping[int, _Node]) -> list[tuple[Turn, int]]:

@@ -1,24 +1,29 @@
 """Which call continues which: the earlier call whose prompt and sampled ids are the longest beginning of this prompt.
 
 Tokens decide, not tool names or message texts: side calls (titles, summaries, sub-agents) become threads of their own
-and break nothing. Where two candidates are equally long the parent is reported as ambiguous, never guessed.
+and break nothing. A turn that was sampled twice with the same ids gives two such calls: `TellApart` decides between
+them, else the parent is reported as ambiguous, never guessed.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from capture.record import Ids
 
+#: Given a call and the `(call, choice)` pairs that it continues equally well, says which one it does; None where that
+#: cannot be told.
+TellApart = Callable[[int, Sequence[tuple[int, int]]], tuple[int, int] | None]
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a call stands. `parent` and `choice` name the call and the choice of it that this one continues.
+    """The place of a call. `parent` and `choice` name the call and the choice of it that this one continues.
 
-    Both are None for a call that begins a thread, and for one whose parent is `ambiguous`: then the call numbers of all
-    equally long candidates stand there. A choice of a call that sampled nothing counts as one of no ids.
+    Both are None for a call that begins a thread, and for one whose parent is `ambiguous`, which then has the numbers
+    of all equally long candidates. A choice that sampled nothing counts as one of no ids.
     """
 
     call: int
@@ -39,8 +44,9 @@ class _Candidate:
 class Threads:
     """Places calls one by one, in the order they began."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell_apart: TellApart | None = None) -> None:
         self._candidates: list[_Candidate] = []
+        self._tell_apart = tell_apart
         self.placements: dict[int, Placement] = {}
 
     def place(self, call: int, prompt: Ids, sampled: Sequence[Ids]) -> Placement:
@@ -58,13 +64,34 @@ class Threads:
         for candidate in reversed(self._candidates):
             if found and candidate.length < found[0].length:
                 break
-            if candidate.length <= len(prompt.text) and extends(prompt, candidate.prompt, candidate.sampled):
-                found.append(candidate)
+            if candidate.length > len(prompt.text) or not extends(prompt, candidate.prompt, candidate.sampled):
+                continue
+            if candidate.sampled or len(candidate.prompt.text) < len(prompt.text):
+                found.append(candidate)  # else: the same prompt again, after a reply of no ids
         if not found:
             return Placement(call)
-        if len(found) > 1:
-            return Placement(call, ambiguous=tuple(sorted({one.call for one in found})))
-        return Placement(call, found[0].call, found[0].choice)
+        found = self._without_ancestors(found)
+        if len(found) == 1 or not any(candidate.sampled for candidate in found):
+            return Placement(call, found[0].call, found[0].choice)  # of several replies of no ids, the latest
+        pairs = sorted((candidate.call, candidate.choice) for candidate in found)
+        chosen = None if self._tell_apart is None else self._tell_apart(call, pairs)
+        if chosen is None:
+            return Placement(call, ambiguous=tuple(sorted({candidate.call for candidate in found})))
+        return Placement(call, *chosen)
+
+    def _without_ancestors(self, found: list[_Candidate]) -> list[_Candidate]:
+        """Without those that another one of them continues: a call that went on from a reply and sampled nothing has
+        the same ids as it.
+        """
+        if len(found) == 1:
+            return found
+        ancestors: set[int | None] = set()
+        for candidate in found:
+            parent = self.placements[candidate.call].parent
+            while parent is not None:
+                ancestors.add(parent)
+                parent = self.placements[parent].parent
+        return [candidate for candidate in found if candidate.call not in ancestors]
 
 
 def extends(prompt: Ids, before: Ids, sampled: Ids) -> bool:

@@ -29,7 +29,7 @@ log = logging.getLogger("proxy")
 #: Codes of a finished stream that an unstreamed call may cure.
 LOST_IN_STREAMS = frozenset(
     ("server_ignored_return_token_ids", "streamed_tokens_dropped_by_parser", "logprobs_incomplete_in_stream",
-     "logprobs_not_returned", "no_prompt_ids", "usage_not_returned")
+     "logprobs_not_returned", "no_prompt_ids", "usage_not_returned", "count_mismatch_ids_logprobs")
 )  # fmt: skip
 
 

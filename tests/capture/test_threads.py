@@ -47,6 +47,35 @@ def test_a_reply_of_no_ids_is_continued_by_its_prompt() -> None:
     assert found[1].parent == 0
 
 
+def test_the_same_prompt_again_does_not_continue_a_reply_of_no_ids() -> None:
+    found = place(([1, 2], [[]]), ([1, 2], [[]]), ([1, 2], [[3]]), ([1, 2, 3, 4], [[5]]))
+    assert [placement.parent for placement in found] == [None, None, None, 2]
+
+
+def test_of_replies_of_no_ids_the_latest_is_continued() -> None:
+    found = place(([1, 2], [[]]), ([1, 2], [[]]), ([1, 2, 3], [[4]]))
+    assert found[2] == Placement(2, 1, 0)
+
+
+def test_a_call_that_went_on_and_sampled_nothing_is_the_parent() -> None:
+    found = place(([1], [[2]]), ([1, 2], [[]]), ([1, 2, 3], [[4]]), ([1, 2, 3, 4, 5], [[6]]))
+    assert [placement.parent for placement in found] == [None, 0, 1, 2]
+
+
+def test_equal_candidates_are_told_apart_where_somebody_can() -> None:
+    asked: list[object] = []
+
+    def latest(call: int, candidates: object) -> tuple[int, int]:
+        asked.append((call, candidates))
+        return (1, 0)
+
+    threads = Threads(latest)
+    for number, (prompt, choices) in enumerate([([1], [[2]]), ([1], [[2], [2]]), ([1, 2, 3], [[4]])]):
+        threads.place(number, Ids.of(prompt), [Ids.of(choice) for choice in choices])
+    assert asked == [(2, [(0, 0), (1, 0), (1, 1)])]
+    assert threads.placements[2] == Placement(2, 1, 0)
+
+
 ids = st.lists(st.sampled_from([1, 12, 2]), max_size=5)
 
 

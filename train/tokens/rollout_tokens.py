@@ -17,6 +17,7 @@ from train.rollouts.rollouts import Rollout
 from train.tokens.break_evidence import find_breaks, retried_calls
 from train.tokens.call_summary import CallSummary
 from train.tokens.log_summary import LogSummary
+from train.tokens.resampled import ResampledTurns
 
 if TYPE_CHECKING:
     from capture.breaks.breaks import Break, Decoder
@@ -120,7 +121,7 @@ def read_tokens(
             summary.number, summary.retry_of = summary.line, None
     calls.sort(key=lambda call: call.number)
     journal = JournalReader(rollout.journal) if rollout.journal is not None else None
-    placements = _place(calls)
+    placements = _place(calls, journal)
     if journal is not None:
         _name_kinds(calls, placements, journal)
     turns = [turn for call in calls if (turn := call.turn) is not None]
@@ -173,8 +174,8 @@ def _read(rollout: Rollout, problems: list[str]) -> Iterator[Call]:
         rollout.warn(f"{rollout.journal}: {sentence}")
 
 
-def _place(calls: Sequence[CallSummary]) -> dict[int, Placement]:
-    threads = Threads()
+def _place(calls: Sequence[CallSummary], journal: JournalReader | None) -> dict[int, Placement]:
+    threads = Threads(ResampledTurns({call.number: call for call in calls}, journal))
     for call in calls:
         if (turn := call.turn) is not None:
             threads.place(turn.call, turn.prompt, [choice.token_ids or Ids(b"") for choice in turn.choices])

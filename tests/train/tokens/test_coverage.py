@@ -189,13 +189,67 @@ def test_calls_are_taken_in_the_order_they_began(tmp_path: Path) -> None:
     assert told.training_grade and told.sequences[0].calls == (0, 1, 2) and told.sequences[0].lines == (2, 1, 0)
 
 
-def test_two_equal_candidates_are_told_and_not_guessed(tmp_path: Path) -> None:
+def resampled(**changes: Any) -> list[dict[str, Any]]:
+    """A turn that was sampled twice with the same ids, and the turn after it. `changes` are made to the second one."""
     first, second = conversation(2)
     twin = copy.deepcopy(first)
     twin["metadata"]["call"], second["metadata"]["call"] = 1, 2
-    told = tokens(tmp_path, [first, twin, second])
+    if "logprobs" in changes:
+        twin["metadata"]["token_capture"]["completions"][0]["logprobs"] = changes["logprobs"]
+    if "tool_ids" in changes:
+        for call, call_id in zip((first, twin), changes["tool_ids"], strict=True):
+            message = call["response"]["body"]["choices"][0]["message"]
+            message["tool_calls"] = [
+                {"id": call_id, "type": "function", "function": {"name": "run", "arguments": "{}"}}
+            ]
+        chosen = copy.deepcopy((first, twin)[changes["used"]]["response"]["body"]["choices"][0]["message"])
+        at = next(n for n, sent in enumerate(second["request"]["body"]["messages"]) if sent["role"] == "assistant")
+        second["request"]["body"]["messages"][at] = chosen
+    if "text" in changes:
+        twin["response"]["body"]["choices"][0]["message"]["content"] = changes["text"]
+    return [first, twin, second]
+
+
+OTHER_LOGPROBS = [-0.01, -0.02, -0.03, -0.04]
+
+
+def test_equal_replies_with_other_logprobs_are_not_guessed(tmp_path: Path) -> None:
+    told = tokens(tmp_path, resampled(logprobs=OTHER_LOGPROBS))
     assert not told.training_grade and "not guessed" in str(told.reason)
     assert told.coverage["ambiguous"] == [{"call": 2, "continues": [0, 1]}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "parent"),
+    [
+        ({}, 1),  # equal in ids and logprobs: either will do
+        ({"tool_ids": ("call_a", "call_b"), "used": 0}, 0),
+        ({"tool_ids": ("call_a", "call_b"), "used": 1}, 1),
+        ({"tool_ids": ("call_a", "call_b"), "used": 0, "logprobs": OTHER_LOGPROBS}, 0),
+        ({"tool_ids": ("call_a", "call_b"), "used": 1, "logprobs": OTHER_LOGPROBS}, 1),
+        ({"text": "said otherwise", "logprobs": OTHER_LOGPROBS}, 0),
+        ({"text": "said otherwise"}, 0),
+    ],
+)
+def test_the_reply_that_came_back_is_the_one_that_lives_on(
+    tmp_path: Path, changes: dict[str, Any], parent: int
+) -> None:
+    told = tokens(tmp_path, resampled(**changes))
+    assert told.training_grade and told.placements[2].parent == parent
+
+
+def test_empty_replies_are_nobodys_parents(tmp_path: Path) -> None:
+    """A turn that gave nothing twice, and was made again: the rollout is the one that answered."""
+    first, second = conversation(2)
+    empty = copy.deepcopy(first)
+    empty["metadata"]["token_capture"]["completions"][0] |= {"token_ids": [], "tokens": [], "logprobs": []}
+    empty["response"]["body"]["choices"][0]["message"]["content"] = ""
+    again = copy.deepcopy(empty)
+    for number, call in enumerate((empty, again, first, second)):
+        call["metadata"]["call"] = number
+    told = tokens(tmp_path, [empty, again, first, second])
+    assert told.training_grade
+    assert [sequence.calls for sequence in told.segments] == [(2, 3)]
 
 
 def test_a_conversation_goes_on_over_a_call_that_is_not_complete(tmp_path: Path) -> None:
