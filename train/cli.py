@@ -41,7 +41,7 @@ COMMANDS = (
         "Start your own trainer on finished rollouts.",
     ),
 )
-#: `bench view`, beside `bench train`.
+#: `bench view`, next to `bench train`.
 VIEW = (
     "view",
     "train.view.cli:view",

@@ -98,18 +98,18 @@ def say(text: str) -> None:
 
 
 def _once(say: Any) -> Any:
-    seen: set[str] = set()
+    printed: set[str] = set()
 
-    def saying(text: str) -> None:
-        if text not in seen:
-            seen.add(text)
+    def say_once(text: str) -> None:
+        if text not in printed:
+            printed.add(text)
             say(text)
 
-    return saying
+    return say_once
 
 
 def _write(line: bytes) -> None:
-    """One whole line: Ctrl-C waits until it is out. Raises `BrokenPipeError`, and `BadInput` for a full disk."""
+    """Writes one whole line; Ctrl-C waits until it is out. Raises `BrokenPipeError`, and `BadInput` for a full disk."""
     with _no_signals():
         try:
             sys.stdout.buffer.write(line)
@@ -123,8 +123,7 @@ def _write(line: bytes) -> None:
 
 @contextmanager
 def _no_signals() -> Iterator[None]:
-    held = {signal.SIGINT, signal.SIGTERM}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:
@@ -132,7 +131,7 @@ def _no_signals() -> Iterator[None]:
 
 
 def _wait(seconds: float) -> bool:
-    """Pauses; ends at once, with `BrokenPipeError`, when nobody reads standard output any more."""
+    """Pauses; raises `BrokenPipeError` at once when nobody reads standard output any more."""
     try:
         output = sys.stdout.fileno()
     except (OSError, ValueError):  # a test's stand-in for standard output has none
@@ -145,7 +144,7 @@ def _wait(seconds: float) -> bool:
 
 
 def _abandon_stdout() -> None:
-    """Python flushes standard output at its end: what is left must not raise a second time."""
+    """Python flushes standard output when it exits; that must not raise a second time."""
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -155,14 +154,14 @@ def _abandon_stdout() -> None:
 
 @contextmanager
 def _withheld_file(path: Path | None, job: Path) -> Iterator[IO[bytes] | None]:
-    """The file for withheld lines, empty at first. Raises `BadInput` where it cannot be, or is part of the job."""
+    """The file for withheld lines, empty at first. Raises `BadInput` where it cannot be written or is the job's."""
     if path is None:
         yield None
         return
     try:
         if job.is_dir() and path.exists() and path.resolve().is_relative_to(job.resolve()) and not _is_ours(path):
             raise BadInput(f"--withheld {path} is a file of the job that is read; give another name")
-        with path.open("wb", buffering=0) as file:  # nothing is held back that a full disk would lose later
+        with path.open("wb", buffering=0) as file:  # unbuffered: a full disk is noticed at once
             yield file
     except OSError as error:
         if isinstance(error, BrokenPipeError) or error.filename is None:

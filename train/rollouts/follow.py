@@ -1,7 +1,7 @@
-"""Finds rollouts as they finish, in a tree that grows, without reading the tree again and again.
+"""Finds rollouts as they finish, in a tree that grows, without reading the whole tree again.
 
-`result.json` is written last and atomically: when it is there, the rollout is over. A folder's children are listed
-again only when the folder changed; of rollouts that were seen, only the unfinished ones are looked at.
+`result.json` is written last and atomically, so a rollout that has it is finished. A folder is listed again only when
+it changed, and of known rollouts only the unfinished ones are checked.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from capture.journal.layout import RESULT, SUMMARY, TRIAL_PREFIX, JobDir
-from train.rollouts.job_state import JobState, job_state, together
+from train.rollouts.job_state import JobState, combined_state, job_state
 from train.rollouts.rollouts import DEPTH, JOB_PARTS, Warn, is_rollout, read_result
 
-#: A folder that changed less than this (seconds) before it was listed is listed again: clocks of disks are coarse.
+#: A folder that changed less than this (seconds) before it was listed is listed again: file times are coarse.
 COARSE = 2.0
-#: Every folder is listed again after this time (seconds), for disks that do not date their folders.
+#: Every folder is listed again after this time (seconds), for disks that do not update the times of folders.
 DISTRUST = 30.0
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Finished:
-    """A rollout that is over: when (`result.json`'s time, ns), where it is, and the job's folder."""
+    """A finished rollout: when (`result.json`'s time, ns), where it is, and the job's folder."""
 
     at: int
     path: str
@@ -60,14 +60,14 @@ class Tree:
         self._found: list[Finished] = []
 
     def poll(self) -> tuple[JobState, list[Finished]]:
-        """How the jobs stand together, and the rollouts that finished since the last poll, in the order they did.
+        """The state of all jobs, and the rollouts that finished since the last poll, in the order they finished.
 
-        When the state says that the jobs are over, the list is complete.
+        When the state is over, the list is complete.
         """
         state = self._state()
         known = len(self._jobs)
         self._scan()
-        if len(self._jobs) > known:  # the state was told without them, and what follows it must be complete again
+        if len(self._jobs) > known:  # the state was taken without them, and the list must be complete for it
             state = self._state()
             self._scan()
         found, self._found = sorted(self._found), []
@@ -78,7 +78,7 @@ class Tree:
         return [Path(path) for path in self._jobs]
 
     def missing_trials(self) -> Iterator[str]:
-        """A sentence for each run below the root of which not every trial is here; a trial is a job of its own."""
+        """A sentence for each run of which not every trial, a job of its own, is below the root."""
         here: dict[Path, list[Path]] = {}
         for job in self.jobs:
             if job.parent.name.startswith(TRIAL_PREFIX) and job.parent != self.root:
@@ -92,7 +92,7 @@ class Tree:
         if not self._jobs:
             what = "no rollout and no job in" if self.root.is_dir() else "no such folder yet:"
             return JobState("waiting", f"waiting for the job: {what} {self.root}")
-        return together(self._job_state(Path(path), job) for path, job in self._jobs.items())
+        return combined_state(self._job_state(Path(path), job) for path, job in self._jobs.items())
 
     def _job_state(self, path: Path, job: _Job) -> JobState:
         if job.state is not None:
@@ -100,7 +100,7 @@ class Tree:
         state = job_state(path, had_lock=job.had_lock)
         job.had_lock = job.had_lock or state.lock is not None
         if state.kind == "stopped" and state.lock is None and not job.doubt and not (path / SUMMARY).exists():
-            job.doubt = True  # the lock may be changing hands: look once more
+            job.doubt = True  # another process may be taking over the lock: check once more
             return JobState("running", state.detail)
         job.doubt = False
         if state.over:
@@ -112,7 +112,7 @@ class Tree:
         while waiting:
             path = waiting.pop()
             level = self._levels.get(path)
-            if level is None:  # it was inside of what turned out to be a rollout
+            if level is None:  # it is inside a folder that turned out to be a rollout
                 continue
             children = self._changed_children(path, level)
             if children is not None:
@@ -125,7 +125,7 @@ class Tree:
                 self._found.append(Finished(at, path, above))
 
     def _changed_children(self, path: str, level: _Level) -> dict[str, bool] | None:
-        """Names -> is a folder; None when nothing was added since they were listed."""
+        """The new names, each with whether it is a folder; None when nothing was added since the last listing."""
         now, changed = time.time(), level.changed
         try:
             changed = os.stat(path).st_mtime_ns  # noqa: PTH116 - no object a stat
@@ -138,7 +138,7 @@ class Tree:
                     if entry.name not in level.known:
                         names[entry.name] = entry.is_dir(follow_symlinks=False)
                         if not names[entry.name] and entry.is_symlink() and entry.is_dir():
-                            self._warn(f"passing by {entry.path}: it is a link to a folder; give that folder itself")
+                            self._warn(f"skipping {entry.path}: it is a link to a folder; give that folder itself")
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -149,7 +149,7 @@ class Tree:
         return names
 
     def _take(self, path: str, level: _Level, children: dict[str, bool]) -> list[str]:
-        """Sorts the new children of a folder into rollouts and further levels, and returns the latter."""
+        """Sorts the new children of a folder into rollouts and further levels; returns the levels."""
         level.known.update(children)
         if is_rollout(level.known):
             self._is_rollout(path, alone=level.known == {"trajectory"})
@@ -171,7 +171,7 @@ class Tree:
         return further
 
     def _is_rollout(self, path: str, alone: bool) -> None:
-        """`alone`: it holds a log and nothing else, as the stand-alone proxy writes it; no job is to be waited for."""
+        """`alone`: it has only a log, as the stand-alone proxy writes it, so there is no job to wait for."""
         for inside in [level for level in self._levels if level == path or level.startswith(f"{path}/")]:
             del self._levels[inside]
         above = str(Path(path).resolve().parent) if path == str(self.root) else os.path.dirname(path)  # noqa: PTH120

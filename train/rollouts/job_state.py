@@ -1,4 +1,4 @@
-"""How a job stands: running, finished, stopped, or not begun; told from its lock and its summary alone."""
+"""The state of a job: running, finished, stopped or not started, from its lock and its summary alone."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from train.rollouts.rollouts import read_result
 
 Kind = Literal["running", "finished", "stopped", "waiting"]
 
-#: A job without lock and summary that was begun longer ago than this (seconds) ended without a word.
+#: A job without lock and summary that started longer ago than this (seconds) ended without writing either.
 SETTLED = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """`kind`, and a few words on it for people. `pid` and `lock` are set where a lock names its process."""
+    """`kind`, and a sentence about it for people. `pid` and `lock` are set where a lock names its process."""
 
     kind: Kind
     detail: str
@@ -33,16 +33,17 @@ class JobState:
 
 
 def job_state(folder: Path, *, had_lock: bool = False) -> JobState:
-    """BenchFlow's rule: a lock means running, or stopped when its process was one of this host and is gone; no lock and
-    a summary mean finished; else it has not begun. A lock from another host counts as running for ever.
+    """The state of the job in `folder`, by BenchFlow's rule.
 
-    Beyond it: a summary that says `"stopped": true` (the user stopped the job) means stopped, and so does a job whose
-    lock was here (`had_lock`) and is gone without a summary.
+    With a lock it is running, or stopped where the lock names a process of this host that is gone. Without a lock it is
+    finished if it has a summary, otherwise it has not started. A lock from another host always counts as running.
+    Beyond that rule, a summary with `"stopped": true` (the user stopped the job) means stopped, and so does a lock that
+    was there (`had_lock`) and is gone without a summary.
     """
     job = JobDir(folder)
-    held_by = holder(job.lock)
-    if held_by is not None:
-        return _held(job.lock, held_by)
+    lock_holder = holder(job.lock)
+    if lock_holder is not None:
+        return _locked(job.lock, lock_holder)
     summary = read_result(job.summary)
     if summary is not None:
         if summary.get("stopped") is True:
@@ -53,7 +54,7 @@ def job_state(folder: Path, *, had_lock: bool = False) -> JobState:
     return JobState("waiting", f"waiting for the job: no {job.lock.name} and no {job.summary.name} in {folder}")
 
 
-def _held(lock: Path, by: Holder) -> JobState:
+def _locked(lock: Path, by: Holder) -> JobState:
     if not by.alive and by.pid is None:
         return JobState("stopped", f"{lock} is old and names no process", lock=lock)
     if not by.alive:
@@ -70,8 +71,10 @@ def _abandoned(job: JobDir) -> bool:
         return False
 
 
-def together(states: Iterable[JobState]) -> JobState:
-    """How several jobs stand as one: running while one runs, waiting while one is to begin, else stopped if one was."""
+def combined_state(states: Iterable[JobState]) -> JobState:
+    """The state of several jobs as one: running if any runs, else waiting if any has not started, else stopped if any
+    was stopped.
+    """
     found = list(states)
     for kind in ("running", "waiting", "stopped"):
         for state in found:

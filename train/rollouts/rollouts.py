@@ -1,4 +1,4 @@
-"""Rollouts in folders: a job, a trials root, one rollout, or what the stand-alone proxy wrote. Read lazily."""
+"""Rollouts in folders: a job, the trials of a run, one rollout, or what the stand-alone proxy wrote. Read lazily."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from train.errors import BadInput, NoSuchPath
 
 Warn = Callable[[str], None]
 
-#: What a rollout's folder holds from early on, and no other; such a folder is never searched for further rollouts.
+#: What only a rollout's folder has, from early on; such a folder is never searched for more rollouts.
 ROLLOUT_FILES = frozenset({RESULT, SOLVER, "config.json", "trajectory"})
-#: Folders inside a rollout whose names a folder of jobs may bear too: two of them prove a rollout.
+#: Folders inside a rollout whose names a folder of jobs may have too: two of them make it a rollout.
 ROLLOUT_FOLDERS = frozenset({"agent", "verifier", "artifacts", "trainer"})
-#: What a job's folder holds. `summary.json` alone proves nothing: BenchFlow copies the last one beside the jobs.
+#: What a job's folder has. `summary.json` alone proves nothing: BenchFlow copies the last one next to the jobs.
 JOB_PARTS = frozenset({LOCK, EVALUATION})
-#: Folders below the one that was given that are looked into: `jobs/<suite>/<agent>/trial-01/<job>/<rollout>` and more.
+#: Levels of folders that are searched below the given one: `jobs/<suite>/<agent>/trial-01/<job>/<rollout>` and more.
 DEPTH = 8
 
 
 def find_rollouts(path: Path, on_warning: Warn | None = None) -> Iterator[Rollout]:
-    """Every rollout at or below `path`, in the order of their paths; nothing is held, however many there are.
+    """Every rollout at or below `path`, in the order of their paths, one at a time.
 
     `path` is a job folder, a folder of trials or of jobs, one rollout, its `result.json`, or a journal. A rollout
-    without `result.json` (it is still running, or the proxy stood alone) comes with `finished` False and no reward.
-    Reviewers' rollouts and whatever lies inside a rollout are passed by, as BenchFlow does. What cannot be read goes to
-    `on_warning`, once a file, and is left out. Raises `NoSuchPath`.
+    without `result.json` (it is still running, or a stand-alone proxy wrote it) has `finished` False and no reward.
+    Reviewers' rollouts, and everything inside a rollout, are skipped, as BenchFlow does. What cannot be read is left
+    out, with a warning per file. Raises `NoSuchPath`.
     """
     warn = on_warning or (lambda _: None)
     if path.is_file():
@@ -53,7 +53,7 @@ def _from_file(path: Path, warn: Warn) -> Rollout:
             raise BadInput(f"{path} is not a readable JSON object")
         return rollout
     if path.suffix != ".jsonl":
-        raise BadInput(f"{path} is no rollout; give a job folder, a rollout's folder, or a journal (.jsonl)")
+        raise BadInput(f"{path} is not a rollout; give a job folder, a rollout's folder, or a journal (.jsonl)")
     folder = path.parent.parent if path.parent.name == "trajectory" else path.parent
     return Rollout(
         path=folder, rollout_path=path.name, name=folder.resolve().name, job=folder.resolve().parent.name, journal=path,
@@ -69,7 +69,7 @@ def _walk(folder: Path, root: Path, warn: Warn, depth: int) -> Iterator[Rollout]
             yield rollout
         return
     for link in links:
-        warn(f"passing by {link}: it is a link to a folder; give that folder itself")
+        warn(f"skipping {link}: it is a link to a folder; give that folder itself")
     if depth == 0:
         return
     for name, is_folder in names.items():
@@ -78,12 +78,12 @@ def _walk(folder: Path, root: Path, warn: Warn, depth: int) -> Iterator[Rollout]
 
 
 def _children(folder: Path, warn: Warn) -> tuple[dict[str, bool], list[Path]]:
-    """Names in a folder, sorted, each with whether it is a folder; and links to folders, which may be loops."""
+    """The sorted names in a folder, each with whether it is a folder; and links to folders, which may be loops."""
     names: dict[str, bool] = {}
     links: list[Path] = []
     try:
         with os.scandir(folder) as entries:
-            for entry in sorted(entries, key=lambda one: one.name):
+            for entry in sorted(entries, key=lambda entry: entry.name):
                 if entry.is_symlink() and entry.is_dir():
                     links.append(folder / entry.name)
                     continue
@@ -112,7 +112,7 @@ def _unfinished(folder: Path, root: Path, warn: Warn) -> Rollout | None:
 
 
 def read_rollout(folder: Path, root: Path, warn: Warn) -> Rollout | None:
-    """The finished rollout in `folder`; None for a reviewer's, and for one that cannot be read, which is told."""
+    """The finished rollout in `folder`; None for a reviewer's, and with a warning for one that cannot be read."""
     files = RolloutDir(folder)
     result = read_result(files.result)
     if result is None:
@@ -157,11 +157,11 @@ def read_rollout(folder: Path, root: Path, warn: Warn) -> Rollout | None:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One rollout: what its `result.json` says, in few words, and where its calls are.
+    """One rollout: the essential fields of its `result.json`, and where its calls are.
 
-    `rollout_path` is relative to the folder that was given. `reward` is None where the rollout was not scored, never 0
-    for that. `outcome` is `passed`, `failed`, `errored`, `verifier_errored`, or `unfinished` without a `result.json`.
-    The whole of `result.json` is read again when `result` is asked for, so that 100,000 rollouts can be held.
+    `rollout_path` is relative to the given folder. `reward` is None, never 0, where the rollout was not scored.
+    `outcome` is `passed`, `failed`, `errored`, `verifier_errored`, or `unfinished` without a `result.json`. `result`
+    reads the whole file again, so that 100,000 rollouts fit into memory.
     """
 
     path: Path
@@ -184,7 +184,7 @@ class Rollout:
     finished_at: str | None = None
     #: When `result.json` was written (ns), which orders rollouts that say no time, or the same.
     written_at: int = 0
-    #: The attempt that this one stands in for, where the runner says so.
+    #: The attempt that this one replaces, where the runner says so.
     retry_of: str | None = None
     says_retry_of: bool = False
     #: `usage_tracking.endpoint_kind`: `sandbox` when calls went through the proxy, `agent_native` when elsewhere.
@@ -202,11 +202,11 @@ class Rollout:
 
     @property
     def result(self) -> dict[str, Any]:
-        """All of `result.json`, read now; empty for a rollout without one."""
+        """The whole `result.json`, read now; empty for a rollout without one."""
         return (read_result(RolloutDir(self.path).result) or {}) if self.finished else {}
 
     def calls(self) -> Iterator[Call]:
-        """The calls in file order, one in memory at a time. Lines that are no call go to `on_warning`.
+        """The calls in file order, one in memory at a time. Lines that are not a call go to `warn`.
 
         Raises `capture.errors.JournalError` when the journal is there and cannot be read.
         """
@@ -242,7 +242,7 @@ def read_result(path: Path) -> dict[str, Any] | None:
 
 
 def reward_of(result: dict[str, Any]) -> tuple[float | None, str | None]:
-    """`rewards.reward`, and a sentence where something stands there that is no reward: a bool, NaN, a text.
+    """`rewards.reward`, and a sentence where that is not a reward: a bool, NaN, a text.
 
     With a `scoring` block (BenchFlow's rubric review) the reward counts only when scoring is complete.
     """
@@ -265,10 +265,10 @@ def reward_of(result: dict[str, Any]) -> tuple[float | None, str | None]:
 
 
 def range_warning(reward: float | None) -> str | None:
-    """Verifiers write rewards from 0 to 1; another one is kept as it is, and told."""
+    """A sentence for a reward outside of 0 to 1, the range of verifiers; it is used as it is."""
     if reward is None or 0.0 <= reward <= 1.0:
         return None
-    return f"the reward {reward:g} is outside of 0 to 1, the range of a verifier; it is kept as it is"
+    return f"the reward {reward:g} is outside of 0 to 1, the range of a verifier; it is used as it is"
 
 
 def outcome_of(result: dict[str, Any], reward: float | None) -> str:

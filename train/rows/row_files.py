@@ -1,4 +1,4 @@
-"""Files of rows that a runner wrote beside its logs, `results.jsonl` and `verifiers.jsonl`, as a source of rows.
+"""Files of rows that a runner wrote next to its logs, `results.jsonl` and `verifiers.jsonl`, as a source of rows.
 
 Their messages are made from the agent's events: text only, tool calls as text. The job's folder gives better rows.
 """

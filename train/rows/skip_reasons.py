@@ -73,7 +73,7 @@ REASONS = {
     "helper_call": Reason(
         "call", "a side call (title, summary, sub-agent), not the agent's own work", "skipped_helper_calls"
     ),
-    "no_assistant": Reason("call", "the answer holds no reply", "skipped_no_assistant"),
+    "no_assistant": Reason("call", "the answer has no reply", "skipped_no_assistant"),
     "no_messages": Reason("call", "not a chat; trl-sft-ids takes text completions", "skipped_no_messages"),
     "not_text": Reason("call", "images or other parts that are not text", "skipped_not_text"),
     "repeated": Reason("call", "the same conversation and reply as another call", "skipped_repeated"),

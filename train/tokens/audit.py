@@ -131,7 +131,7 @@ def _differences(sequence: TokenSequence, score: Score) -> Iterator[tuple[tuple[
         ids = completion[span.offset : span.offset + span.length]
         pairs = zip(sequence.logprobs[at:end], again[at:end], strict=True)
         if span.length:
-            yield (span.call, span.line), [abs(held - new) for held, new in pairs], ids
+            yield (span.call, span.line), [abs(recorded - computed) for recorded, computed in pairs], ids
         at = end
 
 

@@ -66,7 +66,7 @@ class LogSummary:
         return own[end:] if end else []
 
     def to_json(self, rollout: Rollout) -> dict[str, Any]:
-        """BenchFlow's summary, and beside it what else is known. Calls are 0-based lines of the journal."""
+        """BenchFlow's summary, and what else is known. Calls are 0-based lines of the journal."""
         counted = self.counted
         captured = [call.capture for call in self.calls if call.capture is not None]
         complete = [call for call in counted if call.complete]

@@ -1,7 +1,7 @@
 """How a call was sampled, and whether that is the plain policy: temperature 1, nothing cut, penalized or constrained.
 
-A trainer takes the recorded logprob as the probability with which the policy chose the token. That holds for plain
-sampling only, so everything else is told, and so are defaults that nobody wrote down.
+A trainer takes the recorded logprob as the log probability with which the policy chose the token. That holds only for
+plain sampling, so everything else is reported, and so are defaults that the log does not record.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _GRAMMARS: Final = (
     "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "regex", "ebnf",
     "json_schema", "grammar",
 )  # fmt: skip
-#: The fields of a request that are looked at where the proxy that wrote the log kept no list of its own.
+#: The fields of a request that are read where the writer of the log did not record the sampling.
 FIELDS: Final = (
     *_MUST_BE_KNOWN,
     *_OFF,
@@ -45,13 +45,13 @@ FIELDS: Final = (
     "seed",
 )
 
-#: Ends the word of a parameter that was not sent and whose default in the engine the log does not say.
+#: Ends the word of a parameter that was not sent and whose default in the engine is not in the log.
 UNKNOWN: Final = " unknown"
 PLAIN_REQUEST: Final = '{"temperature": 1, "top_p": 1, "top_k": -1, "min_p": 0}'
 
 
 def plain_sampling(call: Call) -> str | None:
-    """None where the call sampled the plain policy; otherwise the sentence for a person who trains with it."""
+    """None where the call sampled the plain policy; otherwise a sentence for a person who trains with it."""
     why = not_plain(call)
     return sentence(why) if why else None
 
@@ -60,30 +60,30 @@ def sentence(why: Sequence[str]) -> str:
     """For a person training with importance ratios; `why` as `not_plain` gives it."""
     known = certain(why)
     unknown = [word.removesuffix(UNKNOWN) for word in why if word.endswith(UNKNOWN)]
-    parts = [_and(known)] if known else []
+    parameters = [_and(known)] if known else []
     if unknown:
-        parts.append(f"the engine's own {_and(unknown)} (not sent, and the log does not say them)")
-    are_not = "the tokens were not drawn from the plain policy, so"
-    may_not = "nobody can say that the tokens were drawn from the plain policy; where they were not,"
+        parameters.append(f"the engine's own {_and(unknown)} (not sent, and not in the log)")
+    are_not = "the tokens were not sampled from the plain policy, so"
+    may_not = "the tokens may not have been sampled from the plain policy; where they were not,"
     so = (
-        f"{are_not if known else may_not} the recorded logprobs are not those of the distribution that was sampled, "
+        f"{are_not if known else may_not} the recorded logprobs are not those of the sampled distribution, "
         "and importance ratios built on them are biased"
     )
     change = (
         f"sample plainly (--sampling '{PLAIN_REQUEST}' of bench run or bench proxy), or correct for it in the trainer"
     )
     if why and all("grammar" in word for word in why):
-        change = "correct for it in the trainer: no --sampling takes a grammar away"
-    return f"sampled with {' and with '.join(parts)}: {so}; {change}"
+        change = "correct for it in the trainer: --sampling cannot remove a grammar"
+    return f"sampled with {' and with '.join(parameters)}: {so}; {change}"
 
 
 def certain(why: Sequence[str]) -> list[str]:
-    """Of `not_plain`'s words those that are known to bias logprobs; nobody knows it of the others."""
+    """Those of `not_plain`'s words that are known to bias logprobs; the others may."""
     return [word for word in why if not word.endswith(UNKNOWN)]
 
 
 def not_plain(call: Call) -> list[str]:
-    """What makes the sampling of a call other than plain, in words; empty where nothing does."""
+    """Why the sampling of a call was not plain, in words; empty where it was."""
     sampling = sampling_of(call)
     found = list(_words(orjson.dumps([sampling["sent"], sampling["engine_defaults"] or {}], default=str)))
     grammar = tool_grammar(call.engine)
@@ -93,9 +93,9 @@ def not_plain(call: Call) -> list[str]:
 
 
 @lru_cache(maxsize=1024)
-def _words(data: bytes) -> tuple[str, ...]:
-    """Of the JSON of what was sent and the engine's defaults: the calls of a rollout mostly say the same."""
-    sent, defaults = orjson.loads(data)
+def _words(sampling: bytes) -> tuple[str, ...]:
+    """From the JSON of what was sent and the engine's defaults, which is mostly the same for all calls of a rollout."""
+    sent, defaults = orjson.loads(sampling)
     found: list[str] = []
     unknown: list[str] = []
     for name, harmless in _MUST_BE_KNOWN.items():
@@ -116,8 +116,9 @@ def _words(data: bytes) -> tuple[str, ...]:
 
 
 def sampling_of(call: Call) -> dict[str, Any]:
-    """`{"sent", "session", "engine_defaults"}`: what was sent (the agent's and the session's), the session's alone, and
-    the engine's defaults where they are known. From the request itself where the log's writer kept no such list.
+    """`{"sent", "session", "engine_defaults"}`: the parameters that were sent (the agent's and the session's), those of
+    the session alone, and the engine's defaults where they are known. `sent` is read from the request where the log's
+    writer did not record it.
     """
     recorded = call.metadata.get("sampling")
     recorded = recorded if isinstance(recorded, Mapping) else {}
@@ -146,7 +147,7 @@ def _grammars(sent: Mapping[str, Any]) -> list[str]:
 
 
 def _is(value: Any, harmless: tuple[float, ...]) -> bool:
-    return isinstance(value, int | float) and any(value == one for one in harmless)
+    return isinstance(value, int | float) and value in harmless
 
 
 def _short(value: Any) -> str:

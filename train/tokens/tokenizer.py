@@ -36,7 +36,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 def decoder_of(tokenizer: Tokenizer) -> Decoder:
     """Ids beyond the vocabulary become `<id 123>`: a wrong tokenizer must be seen, not hidden."""
-    special = {one for one, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+    special = {token_id for token_id, added in tokenizer.get_added_tokens_decoder().items() if added.special}
     size = tokenizer.get_vocab_size(with_added_tokens=True)
 
     def text(ids: Sequence[int]) -> str:

@@ -37,7 +37,7 @@ class View:
         if not root.exists():
             raise NoSuchPath(f"No such path: {root}")
         if root.is_file() and root.suffix != ".jsonl" and root.name != "result.json":
-            raise BadInput(f"{root} is no rollout; give a job folder, a rollout's folder, or a journal (.jsonl)")
+            raise BadInput(f"{root} is not a rollout; give a job folder, a rollout's folder, or a journal (.jsonl)")
         self.root = root
         self.readings = Readings(Vocabulary.load(tokenizer))
         self.index = Index(root, self.readings, grouping or GroupOptions(VIEW_BY))

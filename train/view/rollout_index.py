@@ -16,7 +16,7 @@ from capture.sequences.sequences import TRAINABLE_KINDS
 from train.errors import TrainError
 from train.groups.groups import GroupOptions
 from train.groups.withhold import MemberLog, member_log
-from train.rollouts.job_state import JobState, job_state, together
+from train.rollouts.job_state import JobState, combined_state, job_state
 from train.rollouts.rollouts import Rollout, find_rollouts
 from train.view.groups import group_rows
 from train.view.rollout_cache import Reading, Readings, stamp
@@ -221,7 +221,7 @@ class Index:
                 self._had_lock.add(folder)
             states.append(state)
         known = [state for state in states if state.kind != "waiting"]
-        return together(known) if known else JobState("finished", "no job's lock or summary: read as it is")
+        return combined_state(known) if known else JobState("finished", "no job's lock or summary: read as it is")
 
 
 def row_of(entry: Entry) -> dict[str, Any]:

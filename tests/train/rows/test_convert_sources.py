@@ -193,7 +193,7 @@ def test_a_result_that_is_no_json_costs_its_rollout_only(tmp_path: Path) -> None
 
 def test_a_file_that_is_no_rollout_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(BadInput, match="is no rollout; give a job folder"):
+    with pytest.raises(BadInput, match="is not a rollout; give a job folder"):
         convert(tmp_path / "notes.txt", tmp_path / "o.jsonl", options())
 
 

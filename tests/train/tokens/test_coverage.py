@@ -569,16 +569,16 @@ def test_known_defaults_of_the_engine_count(tmp_path: Path) -> None:
 
 
 def test_defaults_that_nobody_knows_are_not_said_to_be_other_than_plain() -> None:
-    assert "were not drawn from the plain policy, so" in sentence(["temperature 0.8", "top_p unknown"])
+    assert "were not sampled from the plain policy, so" in sentence(["temperature 0.8", "top_p unknown"])
 
 
 def test_a_grammar_alone_is_not_said_to_go_away_by_sampling_parameters() -> None:
     assert sentence(["llama.cpp's tool grammar"]).endswith(
-        "; correct for it in the trainer: no --sampling takes a grammar away"
+        "; correct for it in the trainer: --sampling cannot remove a grammar"
     )
     assert "sample plainly (--sampling" in sentence(["llama.cpp's tool grammar", "top_p 0.95"])
     told = sentence(["temperature unknown", "top_p unknown"])
-    assert "nobody can say" in told and "were not drawn" not in told
+    assert "may not have been sampled" in told and "were not sampled" not in told
 
 
 def test_a_log_that_kept_no_sampling_is_read_from_its_requests(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ class MalformedArguments(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a row comes from: the columns that every row has beside the trainer's own."""
+    """Where a row comes from: the columns that every row has besides the trainer's own."""
 
     #: Unique within one conversion; trials of a run have rollouts, and jobs, of the same name.
     id: str
