@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import orjson
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,6 +53,7 @@ HOSTILE = st.recursive(
          {"prompt": "a", "echo": True, "return_token_ids": True}, {"stream": True, "tools": [{}], "n": 2}]
     ),
 )  # fmt: skip
+@pytest.mark.slow
 def test_no_answer_however_wrong_is_an_exception(
     chunks: list[Any], name: str, wire: str, request_body: dict[str, Any]
 ) -> None:

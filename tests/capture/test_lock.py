@@ -85,6 +85,7 @@ except LockHeld:
 
 
 @pytest.mark.parametrize("left", [None, json.dumps({"pid": 999999999, "host": HERE})])
+@pytest.mark.slow
 def test_of_many_processes_one_gets_the_lock(lock: Path, left: str | None, tmp_path: Path) -> None:
     for _ in range(5):
         lock.unlink(missing_ok=True)

@@ -148,6 +148,7 @@ OPENINGS = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(OPENINGS, st.lists(st.tuples(CHUNKS, st.booleans(), st.integers(0, 400), st.integers(-1, 255)), max_size=8))
+@pytest.mark.slow
 def test_streams_of_any_making(opens: list[Any], chunks: list[tuple[dict[str, Any], bool, int, int]]) -> None:
     """Written with and without escapes, and some with a byte changed: the two ways never differ."""
     events = [written(one, False) for one in opens]

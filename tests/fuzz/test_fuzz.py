@@ -11,5 +11,6 @@ EXAMPLES = {"jobs": 15}
 
 
 @pytest.mark.parametrize("name", sorted(TARGETS))
+@pytest.mark.slow
 def test_fuzz(name: str) -> None:
     property_of(name, max_examples=EXAMPLES.get(name, 150), database=None)()

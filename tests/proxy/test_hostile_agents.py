@@ -283,6 +283,7 @@ async def test_a_hundred_agents_that_leave_at_once_leak_nothing(started: Started
             await settled(lambda: upstream(bench).open_connections <= 1)
 
 
+@pytest.mark.slow
 async def test_an_agent_that_reads_slowly_does_not_fill_the_proxys_memory(started: Started) -> None:
     """The engine is read no faster than the agent reads; the call still ends well."""
     piece = b'data: {"choices":[{"index":0,"delta":{"content":"' + b"x" * 64_000 + b'"},"finish_reason":null}]}\n\n'

@@ -546,6 +546,7 @@ async def test_an_engine_that_comes_back_as_another_is_recorded_as_what_it_is(
         assert call.capture is not None and call.capture.complete and replica.buffered == set()
 
 
+@pytest.mark.slow
 async def test_a_proxy_that_stood_still_reads_what_came_meanwhile_before_it_blames_the_engine(tmp_path: Path) -> None:
     """A machine that is suspended, or has no CPU to give: the engine sent in time, the proxy's clock ran on."""
     async with FakeEngine(replays(STREAM, size=400, pause=0.15)) as engine:

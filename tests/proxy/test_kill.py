@@ -23,6 +23,7 @@ BODY: dict[str, Any] = {"model": "my-policy", "messages": [{"role": "user", "con
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.slow
 async def test_no_finished_call_is_lost_to_kill_9(tmp_path: Path) -> None:
     await kill(tmp_path, rounds=4)
 

@@ -18,6 +18,7 @@ ALWAYS = (
 NAMES = [*TEMPLATES, "engines"]
 
 
+@pytest.mark.slow
 async def test_no_bridge_is_wrong() -> None:
     judged(await talk(NAMES, 500))
 

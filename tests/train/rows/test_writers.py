@@ -99,6 +99,7 @@ main()
     assert list((tmp_path / "rows").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_rollouts(tmp_path: Path) -> None:
     def peak(count: int) -> int:
         job = make_job(tmp_path / f"job-{count}", [{"calls": conversation(4)} for _ in range(count)])
