@@ -321,3 +321,14 @@ def test_the_end_of_arguments_is_found_wherever_they_are_cut(value: Any) -> None
         for at in range(0, len(text), size):
             [(call, _)] = calls.add([fragment("f" if at == 0 else None, text[at : at + size], index=0)])
             assert call.is_whole() == (at + size >= len(text))
+
+
+def test_calls_of_a_completed_answer_stream_by_their_place() -> None:
+    """Some engines leave out index and id there, or give every call the same."""
+    for fields in ({}, {"index": None}, {"index": 0, "id": ""}):
+        calls = [fragment("f", "{}", **fields), fragment("f", "{}", **fields)]
+        choice = {"index": 0, "message": {"role": "assistant", "tool_calls": calls}, "finish_reason": "tool_calls"}
+        made = Assembler()
+        for chunk in stream_of({"object": "chat.completion", "choices": [choice]}):
+            made.add(chunk)
+        assert len(made.body()["choices"][0]["message"]["tool_calls"]) == 2
