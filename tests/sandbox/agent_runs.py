@@ -54,7 +54,7 @@ def scripted(
     with ScriptedEngine(script, model=model, rewrite=rewrite) as engine:
         provider = Provider(f"vllm/{engine.model}", "vllm", engine.model, engine.base_url, None, True)
         seen = attempt(tmp_path, load_task(folder), find_agent(name), provider=provider, agent_env=env)
-        assert bool(engine.failed) is refuses
+        assert bool(engine.failed) is refuses, engine.failed
         return read_back(seen, engine.seen)
 
 

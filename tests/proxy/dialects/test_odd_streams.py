@@ -44,7 +44,8 @@ STREAMS: dict[str, tuple[list[Json], str]] = {
     'finish reason and role "" before and after the end': (
         [
             opening(finish=""), chunk({"content": "a", "role": ""}, 5, finish=""),
-            chunk({"content": "b"}, 6, finish=""), chunk({"role": ""}, 7, finish="stop"), chunk({"role": ""}, finish=""), USAGE,
+            chunk({"content": "b"}, 6, finish=""), chunk({"role": ""}, 7, finish="stop"),
+            chunk({"role": ""}, finish=""), USAGE,
         ],
         "ab",
     ),
