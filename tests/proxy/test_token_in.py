@@ -117,7 +117,7 @@ async def test_turns_extend_whatever_the_client_rewrites(
         assert one.summary["token_in"] == {"modes": ["auto"], "bridged": turns, "not_bridged": {"begins": 1}}
         for number in range(1, turns + 1):
             assert any(
-                f"call {number} was bridged; rendered again it would have parted from call {number - 1} at token"
+                f"call {number} was bridged; re-rendered, it would have differed from call {number - 1} at token"
                 in line
                 and line.endswith("of its reply")
                 for line in one.explained

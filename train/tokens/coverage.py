@@ -198,7 +198,7 @@ def explain_token_in(tokens: RolloutTokens, prevented: Sequence[Break]) -> Itera
         yield f"{subject} not bridged: {reason}"
     for found in prevented:
         yield (
-            f"call {found.call} was bridged; rendered again it would have broken from call {found.before} at "
+            f"call {found.call} was bridged; re-rendered, it would have differed from call {found.before} at "
             f"{_place(found)}"
         )
         texts = found.texts or (None, None)
