@@ -271,7 +271,7 @@ class Container:
         """Removes the container and its volumes; tries twice, for a busy engine. Raises `DockerError`."""
         if self._is_running():
             with contextlib.suppress(RolloutError):
-                run(self, ["sh", "-c", REMOVE_DEEP_TREES])
+                run(self, ["sh", "-c", REMOVE_DEEP_TREES], timeout=600)
         for last in (False, True):
             try:
                 self.api.remove_container(self.id, force=True, v=True)

@@ -75,8 +75,7 @@ for list in "$PATH" "${LD_LIBRARY_PATH-}"; do
 done
 """
 
-#: What could run in place of a verifier's own code. Names end in a \0; sections in the name
-#: //, which no file has:
+#: What could run in place of a verifier's own code. Names end in a \0; sections in the name //, which no file has:
 #: 1. files that Python, pytest or npm run unasked, anywhere;
 #: 2. links that leave the workspace for anything but the system's folders, and special files, as "path\0target\0";
 #: 3. files at the top of the workspace, and the `__init__` files of its top folders;
@@ -111,11 +110,11 @@ done
 RESET = r"""
 set -eu
 work=$1 user=$2; shift 2
-for dir in /logs /logs/verifier; do if [ -L "$dir" ]; then rm -f "$dir"; fi; done
+for dir in /logs /logs/verifier "$work"; do if [ -L "$dir" ] || [ ! -d "$dir" ]; then rm -rf "$dir"; fi; done
 rm -rf /logs/verifier /oracle /solution /verifier /tests
-mkdir -p /logs/verifier
+mkdir -p /logs/verifier "$work"
 chown root:root /logs; chmod 755 /logs; chown "$user" /logs/verifier
-if [ -d "$work" ] && [ ! -L "$work" ]; then chown -R -h root "$work"; fi
+chown -R -h root "$work"
 """
 
 

@@ -84,7 +84,8 @@ class VerifierSpec:
     reward_range: list[float] = field(default_factory=lambda: [0.0, 1.0])
     #: `shared`: in the agent's container, after it is cleaned; `separate`: in a fresh one that gets only the workspace.
     sandbox_mode: str | None = None
-    #: `cleanup_conftests: false` keeps conftest.py files that the agent wrote.
+    #: `cleanup_conftests: false` keeps conftest.py files of the agent; `safe_path: false` lets Python import from the
+    #: working directory, which is the agent's, as `python -m` does by default.
     hardening: dict[str, bool] = field(default_factory=dict)
     pytest_plugins: list[str] = field(default_factory=list)
     judge: dict[str, Any] | None = None
@@ -247,4 +248,5 @@ def _check_verifier(spec: VerifierSpec, where: str) -> None:
     low_high = spec.reward_range
     if len(low_high) != 2 or low_high[0] > 0 or low_high[1] < 1:
         raise TaskError(f"{where}.reward_range must be [low, high] with low <= 0 and high >= 1, not {low_high!r}")
-    check_keys(spec.hardening, ("cleanup_conftests",), where.split(": ")[0], "verifier.hardening", strict=True)
+    known = ("cleanup_conftests", "safe_path")
+    check_keys(spec.hardening, known, where.split(": ")[0], "verifier.hardening", strict=True)
