@@ -46,7 +46,7 @@ def head_error(version: str, headers: Headers) -> Refusal | None:
             if not _HOST.fullmatch(value):
                 return broken("the request's Host is not a host with an optional port")
         elif name == b"transfer-encoding":
-            codings = [one for part in value.lower().split(b",") if (one := part.strip(b" \t"))]
+            codings = [coding for part in value.lower().split(b",") if (coding := part.strip(b" \t"))]
             if chunked and codings:
                 return broken("chunked is not the request's last transfer coding")
             if any(coding != b"chunked" for coding in codings):

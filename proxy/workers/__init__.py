@@ -1,1 +1,1 @@
-"""Several proxy processes behind one address."""
+"""Several proxy processes, each with sessions and a port of its own."""

@@ -33,17 +33,17 @@ class OpenedSessions:
 
     def find(self, named: str) -> OpenedSession | None:
         """The session with this id, else the first opened with this name."""
-        by_name = (one for one in self._by_id.values() if one.name == named)
+        by_name = (session for session in self._by_id.values() if session.name == named)
         return self._by_id.get(named) or next(by_name, None)
 
     def of_worker(self, index: int) -> list[OpenedSession]:
-        return [one for one in self._by_id.values() if one.worker == index]
+        return [session for session in self._by_id.values() if session.worker == index]
 
     def least_loaded(self) -> int:
         """The worker with the fewest sessions, opened or being opened; the first, with the default, comes last."""
         counts = list(self.opening)
-        for one in self._by_id.values():
-            counts[one.worker] += 1
+        for session in self._by_id.values():
+            counts[session.worker] += 1
         return min(range(len(counts)), key=lambda index: (counts[index], -index))
 
     def set_version(self, session_id: str, name: str, version: str) -> None:

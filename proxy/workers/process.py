@@ -26,7 +26,7 @@ COMMAND = "import sys; sys.path[:] = {path!r}; from proxy.workers.worker import 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a worker's process is told on its stdin. Keys are in it, so it is neither a file nor a command line."""
+    """What a worker's process reads from stdin. Keys are in it, so neither a file nor a command line has it."""
 
     settings: Settings
     placement: Placement
@@ -63,7 +63,7 @@ class Worker:
         Returns None, or why it could not start: its own sentence, or an empty string where it died without one.
         """
         self.admin.unlink(missing_ok=True)
-        descriptors = tuple(one.fileno() for one in self._sockets)
+        descriptors = tuple(listening.fileno() for listening in self._sockets)
         command = COMMAND.format(path=sys.path)
         process = self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
@@ -88,7 +88,7 @@ class Worker:
         self.ready.clear()
         if code >= 0:
             return f"exit code {code}"
-        names = {one.value: one.name for one in signal.Signals}  # not every signal has a name
+        names = {number.value: number.name for number in signal.Signals}  # not every signal has a name
         return f"killed by {names.get(-code, f'signal {-code}')}"
 
     def died(self) -> bool:
@@ -98,7 +98,7 @@ class Worker:
 
     def stop(self) -> None:
         """Lets its process finish calls in flight and end. Its port is closed here first: nobody waits at it."""
-        for one in self._sockets:
-            one.close()
+        for listening in self._sockets:
+            listening.close()
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(signal.SIGTERM)

@@ -98,11 +98,11 @@ def _workers(settings: Settings, folder: Path) -> list[Worker]:
         for port in islice(_ports(settings), settings.workers):
             bound.append(bind([settings.host, *settings.more_hosts], port))
     except ProxyError:
-        for one in bound:
-            for each in one:
-                each.close()
+        for sockets in bound:
+            for listening in sockets:
+                listening.close()
         raise
-    ports = tuple(int(one[0].getsockname()[1]) for one in bound)
+    ports = tuple(int(sockets[0].getsockname()[1]) for sockets in bound)
     return [
         Worker(Placement(index, ports), sockets, settings, folder / f"{index}.sock")
         for index, sockets in enumerate(bound)

@@ -37,6 +37,13 @@ async def until_quiet(reader: asyncio.StreamReader, seconds: float = 0.25, bound
     return b"".join(got)
 
 
+async def exchange_to_end(port: int, data: bytes, bound: float = 60) -> bytes:
+    """For requests of which the last closes the connection: everything that comes until then."""
+    async with connection(port) as (reader, writer), asyncio.timeout(bound):
+        writer.write(data)
+        return await reader.read()
+
+
 async def exchange(port: int, data: bytes, seconds: float = 0.25) -> bytes:
     async with connection(port) as (reader, writer):
         writer.write(data)

@@ -42,8 +42,8 @@ class House:
 
     async def untouched(self) -> bool:
         """Nothing reached the engine, and neither session has a call."""
-        states = [await self.proxy.session_state(one.id) for one in (self.ours, self.theirs)]
-        return self.engine.calls == [] and [state["calls"] for state in states] == [0, 0]
+        states = [await self.proxy.session_state(session.id) for session in (self.ours, self.theirs)]
+        return self.engine.calls == [] and [session["calls"] for session in states] == [0, 0]
 
 
 @contextlib.asynccontextmanager
@@ -82,7 +82,7 @@ async def test_what_is_nearly_a_key_is_none(tmp_path: Path) -> None:
         names = {"id": here.ours.id, "half": given[: len(given) // 2], "key": given, "admin": ADMIN_KEY}
         keys = [key.format(**names, engine=ENGINE_KEY) for key in NEARLY]
         got = await asyncio.gather(*(here.send(post(BODY, f"authorization: {key}")) for key in keys))
-        assert [statuses(event) for event in got] == [[401]] * len(NEARLY)
+        assert [statuses(reply) for reply in got] == [[401]] * len(NEARLY)
         assert given.encode() not in b"".join(got) and here.theirs.api_key.encode() not in b"".join(got)
         assert await here.untouched()
 
@@ -118,9 +118,9 @@ async def test_the_key_of_a_closed_session_opens_nothing_on_an_open_proxy_either
 ) -> None:
     """There any key will do, but one of ours: an agent that outlived its rollout would write into another's journal."""
     async with FakeEngine(replays(PLAIN)) as engine, started(engine.url) as bench:
-        one = await bench.proxy.open_session("one", journal=tmp_path / "one.jsonl")
-        await bench.proxy.close_session(one.id)
-        got = await exchange(bench.proxy.port, post(BODY, f"authorization: Bearer {one.api_key}"))
+        session = await bench.proxy.open_session("one", journal=tmp_path / "one.jsonl")
+        await bench.proxy.close_session(session.id)
+        got = await exchange(bench.proxy.port, post(BODY, f"authorization: Bearer {session.api_key}"))
         assert statuses(got) == [401] and engine.calls == [] and bench.calls() == []
 
 
@@ -133,14 +133,14 @@ async def test_a_call_that_the_closing_of_its_session_ends_is_told_so_in_its_dia
         paths = ("/v1/chat/completions", "/v1/messages")
         bodies = [post({**BODY, "stream": stream}, here.key, path=path) for path in paths for stream in (False, True)]
         sending = [asyncio.ensure_future(here.send(data)) for data in bodies]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(here.engine.calls) < len(bodies):
                 await asyncio.sleep(0.01)
         state = await here.proxy.close_session("ours")
         got = await asyncio.gather(*sending)
-    assert [statuses(event) for event in got] == [[503], [503], [529], [529]] and state["calls"] == 4
-    for event in got:
-        assert "its session was closed" in json.loads(event.partition(b"\r\n\r\n")[2])["error"]["message"]
+    assert [statuses(reply) for reply in got] == [[503], [503], [529], [529]] and state["calls"] == 4
+    for reply in got:
+        assert "its session was closed" in json.loads(reply.partition(b"\r\n\r\n")[2])["error"]["message"]
 
 
 # ways to another server, or to another route of this engine
@@ -159,7 +159,7 @@ async def test_no_request_target_leads_elsewhere(tmp_path: Path) -> None:
     async with house(tmp_path) as here:
         rest = f" HTTP/1.1\r\nhost: 169.254.169.254\r\n{here.key}\r\ncontent-length: {len(RAW)}\r\n\r\n"
         got = await asyncio.gather(*(here.send((line + rest).encode() + RAW) for line in TARGETS))
-        assert {line: statuses(one)[0] for line, one in zip(TARGETS, got, strict=True)} == TARGETS
+        assert {line: statuses(reply)[0] for line, reply in zip(TARGETS, got, strict=True)} == TARGETS
         assert here.engine.seen == []
 
 
@@ -218,7 +218,7 @@ async def test_a_request_of_doubtful_length_is_400_and_its_connection_is_over(tm
     async with house(tmp_path) as here:
         tries = [post(body, here.key, *headers) + post(BODY, here.key) for body, headers in DOUBTFUL]
         got = await asyncio.gather(*map(here.send, tries))
-        assert [statuses(event) for event in got] == [[400]] * len(DOUBTFUL)
+        assert [statuses(reply) for reply in got] == [[400]] * len(DOUBTFUL)
         assert await here.untouched()
 
 
@@ -339,7 +339,7 @@ async def test_an_agent_that_reads_nothing_is_left_and_the_engine_is_told_to_sto
         async with connection(here.proxy.port) as (reader, writer):
             reader._limit = 1 << 16  # type: ignore[attr-defined]
             writer.write(post({**BODY, "stream": True}, here.key))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not (tmp_path / "ours.jsonl").read_bytes().endswith(b"\n"):
                     await asyncio.sleep(0.05)
         line = json.loads((tmp_path / "ours.jsonl").read_bytes())
@@ -373,10 +373,10 @@ async def test_nothing_an_agent_or_an_engine_says_makes_a_line_of_its_own_in_the
         assert statuses(await here.send(post(body, here.key, "user-agent: a\tb"))) == [200]
         await here.send(f"GET /{'%0d%0aINFO%20x%1b[2J'} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
         state = await here.proxy.session_state("ours")
-    told = [record.getMessage() for record in caplog.records if record.name.startswith("proxy")]
-    assert any("refused" in one for one in told), "the engine's sentence is logged"
-    for one in [*told, str(state["last_error"])]:
-        assert all(sign.isprintable() for sign in one), one
+    logged = [record.getMessage() for record in caplog.records if record.name.startswith("proxy")]
+    assert any("refused" in text for text in logged), "the engine's sentence is logged"
+    for text in [*logged, str(state["last_error"])]:
+        assert all(sign.isprintable() for sign in text), text
     lines = (tmp_path / "ours.jsonl").read_bytes().splitlines()
     assert len(lines) == 1 and json.loads(lines[0])["request"]["body"]["model"] == evil
 
@@ -404,10 +404,10 @@ async def test_the_engines_key_and_address_stand_in_nothing_that_anybody_reads(
             headers = {"authorization": f"Bearer {ADMIN_KEY}"}
             got += [(await client.get(path, headers=headers)).content for path in ("/metrics", "/sessions")]
     everything = b"".join(got) + (tmp_path / "ours.jsonl").read_bytes()
-    told = "".join(record.getMessage() for record in caplog.records if record.name.startswith("proxy"))
+    logged = "".join(record.getMessage() for record in caplog.records if record.name.startswith("proxy"))
     for secret in (ENGINE_KEY, address, here.ours.api_key, ADMIN_KEY):
         assert secret.encode() not in everything, secret
-        assert secret not in told, secret
+        assert secret not in logged, secret
 
 
 # a proxy that asks for no key

@@ -43,13 +43,13 @@ async def test_a_proxy_that_has_none_left_says_so_once_and_computes_nothing(tmp_
         highest = max(int(path.name) for path in Path(f"/proc/{process.pid}/fd").iterdir())
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (highest + 1, hard))
         before = processor_ticks(process.pid)
-        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(highest + 5)]
-        async with asyncio.timeout(20):
+        connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(highest + 5)]
+        async with asyncio.timeout(60):
             while b"no descriptor is left (Too many open files)" not in result:
                 result += await process.stderr.readline()
         assert processor_ticks(process.pid) - before < 80, "of 100 a second, in two"
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (hard, hard))
-        for _, writer in held:
+        for _, writer in connections:
             writer.close()
     finally:
         process.terminate()

@@ -24,7 +24,7 @@ from proxy.workers.admin import add_metrics
 from proxy.workers.opened_sessions import OpenedSession, OpenedSessions
 from proxy.workers.process import Worker
 from tests.proxy.fake_engine import FakeEngine, Seen, replays, transcript, whole
-from tests.proxy.raw import exchange, post, statuses
+from tests.proxy.raw import exchange_to_end, post, statuses
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
@@ -37,7 +37,7 @@ class Running:
     def __init__(self, process: asyncio.subprocess.Process, out: Path) -> None:
         self.process = process
         self.out = out
-        self.said: list[str] = []
+        self.log_lines: list[str] = []
         self.ports: list[int] = []
         self.admin = self.made_key = ""
 
@@ -53,13 +53,13 @@ class Running:
     async def hear(self) -> None:
         assert self.process.stderr is not None
         while line := await self.process.stderr.readline():
-            self.said.append(line.decode())
+            self.log_lines.append(line.decode())
 
     async def settled(self) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while not self.ports or not self.admin:
-                assert self.process.returncode is None, self.said
-                for line in self.said:
+                assert self.process.returncode is None, self.log_lines
+                for line in self.log_lines:
                     if "agents: http://127.0.0.1:" in line:
                         self.ports = [int(port) for port in line.partition("on ports ")[2].strip(" )\n").split(", ")]
                         assert f"agents: http://127.0.0.1:{self.ports[0]}/v1" in line
@@ -85,7 +85,7 @@ class Running:
         return {**made.json(), "journal": journal}
 
     async def ended(self) -> int:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             return await self.process.wait()
 
 
@@ -109,7 +109,7 @@ async def proxies(upstream: str, out: Path, *more: str, key: str | None = "boss"
 
 
 def boss() -> httpx.AsyncClient:
-    return httpx.AsyncClient(headers={"authorization": "Bearer boss"}, timeout=30)
+    return httpx.AsyncClient(headers={"authorization": "Bearer boss"}, timeout=120)
 
 
 async def test_sessions_live_in_workers_and_the_admin_routes_see_them_all(tmp_path: Path) -> None:
@@ -118,12 +118,12 @@ async def test_sessions_live_in_workers_and_the_admin_routes_see_them_all(tmp_pa
         assert len({session["api_key"] for session in opened}) == 4
         shown = b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in proxy.workers())
         assert shown and b"boss" not in shown
-        for times, one in enumerate(opened, 1):
-            assert one["base_url"] in [f"http://127.0.0.1:{port}/v1" for port in proxy.ports]
-            assert one["base_url"] == one["anthropic_base_url"] + "/v1"
-            async with httpx.AsyncClient(headers={"authorization": f"Bearer {one['api_key']}"}) as agent:
+        for times, session in enumerate(opened, 1):
+            assert session["base_url"] in [f"http://127.0.0.1:{port}/v1" for port in proxy.ports]
+            assert session["base_url"] == session["anthropic_base_url"] + "/v1"
+            async with httpx.AsyncClient(headers={"authorization": f"Bearer {session['api_key']}"}) as agent:
                 for _ in range(times):
-                    got = await agent.post(f"{one['base_url']}/chat/completions", json=CHAT)
+                    got = await agent.post(f"{session['base_url']}/chat/completions", json=CHAT)
                     assert got.status_code == 200
         listed = (await admin.get(f"{proxy.admin}/sessions")).json()["sessions"]
         assert {session["name"]: session["calls"] for session in listed} == {
@@ -132,12 +132,12 @@ async def test_sessions_live_in_workers_and_the_admin_routes_see_them_all(tmp_pa
         metrics = (await admin.get(f"{proxy.admin}/metrics")).text
         assert 'capture_calls_total{outcome="ok",wire="openai-chat"} 10.0' in metrics
         assert "capture_sessions 5.0" in metrics
-        held = {path.parent.name for pid in proxy.workers() for path in journals_of(pid)}
-        assert held == {f"rollout-{number}" for number in range(4)} | {"trajectory"}
+        open_journals = {path.parent.name for pid in proxy.workers() for path in journals_of(pid)}
+        assert open_journals == {f"rollout-{number}" for number in range(4)} | {"trajectory"}
         assert sorted(len(journals_of(pid)) for pid in proxy.workers()) == [2, 3], "opened at once, and spread"
-        for times, one in enumerate(opened, 1):
-            assert (await admin.delete(f"{proxy.admin}/sessions/{one['session']}")).json()["calls"] == times
-            assert [call.outcome for call in proxy.calls(one["journal"])] == ["ok"] * times
+        for times, session in enumerate(opened, 1):
+            assert (await admin.delete(f"{proxy.admin}/sessions/{session['session']}")).json()["calls"] == times
+            assert [call.outcome for call in proxy.calls(session["journal"])] == ["ok"] * times
         assert (await admin.get(f"{proxy.admin}/sessions/{opened[0]['session']}")).status_code == 404
         assert (await httpx.AsyncClient().get(f"{proxy.admin}/sessions")).status_code == 401
         refused = await httpx.AsyncClient().post(
@@ -149,9 +149,9 @@ async def test_sessions_live_in_workers_and_the_admin_routes_see_them_all(tmp_pa
 def journals_of(pid: int) -> set[Path]:
     """Journals that a process has open."""
     found = set()
-    for one in Path(f"/proc/{pid}/fd").iterdir():
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:
-            path = one.readlink()
+            path = entry.readlink()
         except OSError:
             continue
         if path.suffix == ".jsonl":
@@ -253,10 +253,10 @@ async def test_a_name_is_the_same_however_it_is_written(tmp_path: Path, other: s
     """A worker that read another name would make another session, on a journal that is taken."""
     async with FakeEngine(replays(PLAIN)) as engine, proxies(engine.url, tmp_path) as proxy:
         for number in range(4):
-            data = post(CHAT, path=f"/s/task-{number}/v1/chat/completions")
+            data = post(CHAT, "connection: close", path=f"/s/task-{number}/v1/chat/completions")
             for first in (b"POST /s/task-", other.encode()):
                 for port in proxy.ports:
-                    got = await exchange(port, data.replace(b"POST /s/task-", first), seconds=0.1)
+                    got = await exchange_to_end(port, data.replace(b"POST /s/task-", first))
                     assert statuses(got) == [200 if port == proxy.port_of(f"task-{number}") else 421]
             assert len(proxy.calls(tmp_path / f"task-{number}/trajectory/llm_trajectory.jsonl")) == 2
 
@@ -265,10 +265,11 @@ async def test_pipelined_requests_of_two_workers_are_answered_each_for_itself(tm
     async with FakeEngine(replays(PLAIN)) as engine, proxies(engine.url, tmp_path) as proxy:
         names = [f"task-{number}" for number in range(4)]
         data = {name: post(CHAT, path=f"/s/{name}/v1/chat/completions") for name in names}
+        last = {name: post(CHAT, "connection: close", path=f"/s/{name}/v1/chat/completions") for name in names}
         for first in names:
             port = proxy.port_of(first)
             for second in names:
-                got = await exchange(port, data[first] + data[second], seconds=0.1)
+                got = await exchange_to_end(port, data[first] + last[second])
                 assert statuses(got) == [200, 200 if proxy.port_of(second) == port else 421]
         for name in names:
             together = sum(proxy.port_of(other) == proxy.port_of(name) for other in names)
@@ -282,7 +283,7 @@ async def test_a_stop_lets_calls_in_every_worker_end(tmp_path: Path) -> None:
 
     async with FakeEngine(late) as engine, proxies(engine.url, tmp_path) as proxy, boss() as admin:
         opened = [await proxy.open(admin, f"rollout-{number}") for number in range(4)]
-        async with httpx.AsyncClient(timeout=30) as agent:
+        async with httpx.AsyncClient(timeout=120) as agent:
             calls = [
                 asyncio.ensure_future(
                     agent.post(
@@ -291,7 +292,7 @@ async def test_a_stop_lets_calls_in_every_worker_end(tmp_path: Path) -> None:
                 )
                 for session in opened
             ]
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(120):
                 while len(engine.calls) < 4:
                     await asyncio.sleep(0.01)
             proxy.process.send_signal(signal.SIGTERM)
@@ -314,7 +315,7 @@ async def test_a_worker_that_is_killed_under_load_comes_back_with_its_sessions(t
 
         async def rollout(number: int) -> None:
             headers = {"x-api-key": opened[number]["api_key"]}
-            async with httpx.AsyncClient(timeout=30, headers=headers) as agent:
+            async with httpx.AsyncClient(timeout=120, headers=headers) as agent:
                 while not over.is_set():
                     try:
                         got = await agent.post(f"{opened[number]['base_url']}/chat/completions", json=BODY)
@@ -328,7 +329,7 @@ async def test_a_worker_that_is_killed_under_load_comes_back_with_its_sessions(t
         await until(lambda: all(answered[number] >= 2 for number in range(6)), rollouts)
         killed = proxy.workers()[1]
         os.kill(killed, signal.SIGKILL)
-        await until(lambda: any("worker 1 is up again" in line for line in proxy.said), rollouts)
+        await until(lambda: any("worker 1 is up again" in line for line in proxy.log_lines), rollouts)
         before = dict(answered)
         await until(lambda: all(answered[number] > before[number] for number in range(6)), rollouts)
         over.set()
@@ -336,22 +337,22 @@ async def test_a_worker_that_is_killed_under_load_comes_back_with_its_sessions(t
         spared = [number for number in range(6) if f"rollout-{number}" in kept[0]]
         assert len(spared) == 3 and not any(broken[number] for number in spared), "the other worker's never noticed"
         assert all(broken[number] <= 3 for number in range(6)), "the kernel holds a connection until its worker is back"
-        for number, one in enumerate(opened):
-            calls = proxy.calls(one["journal"])
+        for number, session in enumerate(opened):
+            calls = proxy.calls(session["journal"])
             assert answered[number] <= len(calls) <= answered[number] + broken[number]
             assert len({call.metadata["call"] for call in calls}) == len(calls)
             assert calls[-1].metadata["policy_version"] == ("step-9" if number < 2 else None)
-            state = (await admin.get(f"{proxy.admin}/sessions/{one['session']}")).json()
+            state = (await admin.get(f"{proxy.admin}/sessions/{session['session']}")).json()
             assert (state["first_call"] > 0) is (number not in spared) and not state["closed"]
-            assert (await admin.delete(f"{proxy.admin}/sessions/{one['session']}")).status_code == 200
+            assert (await admin.delete(f"{proxy.admin}/sessions/{session['session']}")).status_code == 200
         assert closed["api_key"] and (await admin.get(f"{proxy.admin}/sessions/over")).status_code == 404
-        assert any(f"worker 1 (process {killed}) died (killed by SIGKILL)" in line for line in proxy.said)
+        assert any(f"worker 1 (process {killed}) died (killed by SIGKILL)" in line for line in proxy.log_lines)
         name = next(name for name in ("a", "b", "c") if zlib.crc32(name.encode()) % 2)
         async with httpx.AsyncClient() as agent:
             url = f"http://127.0.0.1:{proxy.port_of(name)}/s/{name}/v1/chat/completions"
             assert (await agent.post(url, json=CHAT)).status_code == 200
         (call,) = proxy.calls(tmp_path / name / "trajectory/llm_trajectory.jsonl")
-        assert call.metadata["policy_version"] == "step-8", "the default's was told to the new worker too"
+        assert call.metadata["policy_version"] == "step-8", "the default's reached the new worker too"
 
 
 BODY = {**CHAT, "stream": True}
@@ -359,7 +360,7 @@ BODY = {**CHAT, "stream": True}
 
 async def until(holds: Callable[[], bool], others: list[asyncio.Future[None]]) -> None:
     """While the others go on."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while not holds():
             assert not any(other.done() for other in others), [other.exception() for other in others if other.done()]
             await asyncio.sleep(0.02)
@@ -377,12 +378,12 @@ async def test_a_worker_that_dies_again_and_again_ends_the_proxy_with_a_sentence
             second = max(proxy.workers())
             os.kill(second, signal.SIGKILL)
             if time < 2:
-                async with asyncio.timeout(30):
-                    while sum("is up again" in line for line in proxy.said) <= time:
+                async with asyncio.timeout(120):
+                    while sum("is up again" in line for line in proxy.log_lines) <= time:
                         await asyncio.sleep(0.02)
                 seen |= set(proxy.workers())
         assert await proxy.ended() == 1
-        assert any("worker 1 died 3 times within 60 s" in line and "start it again" in line for line in proxy.said)
+        assert any("worker 1 died 3 times within 60 s" in line and "start it again" in line for line in proxy.log_lines)
         assert all(len(proxy.calls(session["journal"])) == 1 for session in opened)
         assert not any(Path(f"/proc/{pid}").exists() for pid in seen)
 
@@ -392,7 +393,7 @@ async def test_workers_end_when_the_supervisor_is_killed(tmp_path: Path) -> None
         workers = proxy.workers()
         assert len(workers) == 2
         proxy.process.kill()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while any(Path(f"/proc/{pid}").exists() for pid in workers):
                 await asyncio.sleep(0.05)
 
@@ -403,13 +404,13 @@ async def test_a_journal_that_another_process_writes_is_reported_once(tmp_path: 
         second = await asyncio.create_subprocess_exec(
             *command, "--workers", "2", stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[3]
         )
-        _, stderr = await asyncio.wait_for(second.communicate(), 30)
+        _, stderr = await asyncio.wait_for(second.communicate(), 120)
         assert second.returncode == 2 and stderr.decode().count("a journal has one writer") == 1
 
 
 async def test_admin_routes_of_workers_have_a_key_where_none_was_given(tmp_path: Path) -> None:
     async with FakeEngine(replays(PLAIN)) as engine, proxies(engine.url, tmp_path, key=None) as proxy:
-        async with httpx.AsyncClient(timeout=30) as client:
+        async with httpx.AsyncClient(timeout=120) as client:
             body = {"name": "mine", "journal": str(tmp_path / "mine.jsonl")}
             assert (await client.post(f"{proxy.admin}/sessions", json=body)).status_code == 401
             client.headers["authorization"] = f"Bearer {proxy.made_key}"
@@ -444,7 +445,7 @@ async def test_a_port_of_a_further_worker_that_is_taken_is_named(tmp_path: Path)
             sys.executable, "-m", "proxy", "--upstream", "http://127.0.0.1:9", "--out", str(tmp_path),
             "--port", str(first), "--workers", "2", stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[3],
         )  # fmt: skip
-        _, log = await asyncio.wait_for(process.communicate(), 30)
+        _, log = await asyncio.wait_for(process.communicate(), 120)
     assert process.returncode == 2 and b"Traceback" not in log
     assert f"cannot listen on 127.0.0.1:{first + 1}: Address already in use".encode() in log
 
@@ -465,9 +466,9 @@ def free_ports(number: int) -> int:
 
 
 def test_metrics_are_add_metrics() -> None:
-    one = '# TYPE a counter\na_total{x="1"} 2.0\na_created{x="1"} 50.0\n'
+    first = '# TYPE a counter\na_total{x="1"} 2.0\na_created{x="1"} 50.0\n'
     two = '# TYPE a counter\na_total{x="1"} 3.0\na_total{x="2"} 1.0\na_created{x="1"} 40.0\n'
-    assert add_metrics([one, two]) == (
+    assert add_metrics([first, two]) == (
         '# TYPE a counter\na_total{x="1"} 5.0\na_created{x="1"} 40.0\na_total{x="2"} 1.0\n'
     )
 
@@ -480,7 +481,7 @@ def test_of_two_sessions_of_one_name_the_name_means_the_first() -> None:
     assert first is not None and second is not None and sessions.find("same") is first
     sessions.set_version("s-2", "same", "7")
     sessions.set_version("s-9", "made-by-address", "8")
-    assert [one.fields for one in sessions.of_worker(0)] == [{"policy_version": "7"}]
+    assert [session.fields for session in sessions.of_worker(0)] == [{"policy_version": "7"}]
     assert sessions.versions == {"made-by-address": "8"}
     sessions.remove("s-1", "same")
     sessions.remove("s-9", "made-by-address")
