@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,8 @@ def started() -> Iterator[Any]:
     running: list[subprocess.Popen[bytes]] = []
 
     def start(*words: object, **options: Any) -> subprocess.Popen[bytes]:
-        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+        # unbuffered: `communicate` does not see what a buffered `readline` has read ahead
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "bufsize": 0, **options}
         running.append(
             subprocess.Popen([*COMMAND, *map(str, words)], env={**os.environ, "PYTHONPATH": str(ROOT)}, **options)
         )
@@ -155,7 +155,7 @@ def test_following_prints_a_line_when_its_rollout_is_over(tmp_path: Path, starte
     make_rollout(job, name="second")
     assert json.loads(process.stdout.readline())["rollout"] == "second"
     end_job(job)
-    out, error = process.communicate(timeout=10)
+    out, error = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, b"") and error.endswith(b"bench train stream: 2 rollouts streamed\n")
 
 
@@ -170,16 +170,15 @@ def test_a_reader_that_goes_away_while_nothing_happens_ends_it_too(tmp_path: Pat
     process = started(make_job(tmp_path / "job", state="running"), "--poll-interval", 30)
     process.stdout.readline()
     process.stdout.close()
-    assert process.wait(timeout=5) == 0 and process.stderr.read() == b""
+    assert process.wait(timeout=60) == 0 and process.stderr.read() == b""
 
 
 def test_ctrl_c_ends_after_a_whole_line(tmp_path: Path, started: Any) -> None:
     process = started(make_job(tmp_path / "job", [{}, {}], state="running"))
-    first = process.stdout.readline()
-    time.sleep(0.3)
+    lines = process.stdout.readline() + process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    out, error = process.communicate(timeout=10)
-    assert process.returncode == 130 and len(rows((first + out).decode())) == 2
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 130 and len(rows((lines + out).decode())) == 2
     assert error == b"bench train stream: interrupted; 2 rollouts streamed\n"
 
 

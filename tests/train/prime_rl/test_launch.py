@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 
@@ -165,9 +164,8 @@ def test_ctrl_c_reaches_the_trainer_and_is_written_down(place: Path) -> None:
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None and process.stdout.readline() == "step 1 loss 2.5\n"
-    time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=20) == 130
+    assert process.wait(timeout=60) == 130
     result = json.loads((place / "train-runs/sft/train-run.json").read_text())
     assert result["status"] == "failed"
 
