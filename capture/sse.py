@@ -63,6 +63,11 @@ class Decoder:
         self._searched = max(0, len(self._held) - _LONGEST_END)
         return found
 
+    @property
+    def pending(self) -> int:
+        """Bytes of an event whose end has not come."""
+        return len(self._held)
+
     def flush(self) -> list[Event]:
         """What is left when the stream is over: an event without its blank line is not complete."""
         left = bytes(self._held)

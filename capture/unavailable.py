@@ -146,6 +146,11 @@ CODES: Final[dict[str, tuple[str, str]]] = {
         "the {what} changed within one answer, so it has the tokens of more than one call; look at the gateway before "
         "the engine",
     ),
+    "prompt_too_long": (
+        _FAILED,
+        "the prompt no longer fits the model's context; the engine refused it before anything was sampled",
+    ),
+    "refused_by_proxy": (_FAILED, "the proxy did not send this request to the engine: {refusal}"),
     "upstream_http_error": (_FAILED, "the engine answered HTTP {status}; its message is in response.body"),
 }
 

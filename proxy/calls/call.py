@@ -21,11 +21,11 @@ from proxy.calls.reply_writer import ReplyWriter, WholeReply
 from proxy.calls.request_body import Request
 from proxy.calls.translator import Translator
 from proxy.calls.upstream_call import REQUEST_ID, Route, UpstreamCall
-from proxy.errors import FAILED, Refusal, UpstreamBroke, UpstreamError, UpstreamFault
+from proxy.errors import FAILED, NotBridged, Refusal, UpstreamBroke, UpstreamError, UpstreamFault
 from proxy.http.client_request import AgentLeft, ClientRequest, reply_headers
 from proxy.http.headers import Headers
 from proxy.sessions.session import Session
-from proxy.upstream.client import Response
+from proxy.upstream.client import LARGEST, Response
 
 log = logging.getLogger("proxy")
 
@@ -35,6 +35,9 @@ LINGER = 0.25
 WRITING = 10.0
 #: What an answer that holds an error has in it.
 ERROR = b'"error"'
+#: Bytes of one event of a stream: a prompt of a million ids is a tenth of it.
+LARGEST_EVENT = 64 << 20
+TOO_LARGE = f"the engine's stream is larger than {LARGEST >> 20} MiB, or an event of it than {LARGEST_EVENT >> 20} MiB"
 REDIRECTED = "the engine answered with a redirect; give its final address as --upstream"
 
 
@@ -119,9 +122,15 @@ class Call:
             writer.start(headers)
         decoder = Decoder()
 
+        received = 0
+
         def take(data: bytes) -> bool:
+            nonlocal received
             self.facts.first_byte()
             out = self._events(decoder.feed(data))
+            received += len(data)
+            if decoder.pending > LARGEST_EVENT or received > LARGEST:
+                raise UpstreamBroke(TOO_LARGE)
             if self._done:
                 response.end_within(LINGER)
                 if reader.finished and reader.error is None:
@@ -192,12 +201,14 @@ class Call:
     def _refused(self, refusal: Refusal) -> None:
         """The request is not sent as it is: the agent gets our own answer."""
         self.facts.outcome = "error"
-        self.facts.failure = refusal.message
+        self.facts.failure = self.facts.refusal = refusal.message
         self._error_reply(self.translator.error(refusal, flat=self.upstream.flat_errors))
 
     def _failed(self, error: UpstreamError, status: int | None = None) -> None:
         log.warning("session %s, call %d: %s", self.session.name, self.facts.number, error)
         self.session.tally.last_error = self.facts.failure = str(error)
+        if isinstance(error, NotBridged):
+            self.facts.refusal = str(error)
         if isinstance(error, UpstreamBroke):
             self.upstream.doubt()
         began = self.writer.started and self.upstream.started

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from capture.engines.reader import Reader
 from capture.engines.wires import COMPLETIONS
 from capture.record import FIELDS, TokenCapture, Unavailable
 from capture.unavailable import why
+from proxy.calls.reply_bytes import error_text
+from proxy.dialects.engine_errors import too_long
 from proxy.upstream.replicas import Replica
 
 log = logging.getLogger("proxy")
@@ -36,6 +38,8 @@ class Facts:
     engine_defaults: dict[str, Any] | None = None
     refused: str | None = None
     failure: str | None = None
+    #: Why the proxy itself did not send the request.
+    refusal: str | None = None
     capture_failed: str | None = None
     error_body: Any = None
     token_in: dict[str, Any] | None = None
@@ -84,10 +88,19 @@ class Facts:
             return _nothing(self, why("capture_failed", fault=self.capture_failed))
         if self.refused is not None:
             return _nothing(self, why("server_refused_capture_fields", told=self.refused))
+        if self.refusal is not None:
+            return _nothing(self, why("refused_by_proxy", refusal=self.refusal))
         if reader is None or not readable:
             detail = self.failure or "the request was no JSON object, so nothing could be asked for"
             return _nothing(self, Unavailable("request_failed", "upstream_http_error", detail))
-        return reader.capture(self.outcome, status=self.status, failure=self.failure)
+        capture = reader.capture(self.outcome, status=self.status, failure=self.failure)
+        if self.outcome != "ok" and not capture.completions and too_long(self._error_text(reader)):
+            return replace(capture, unavailable=dict.fromkeys(FIELDS, why("prompt_too_long")))
+        return capture
+
+    def _error_text(self, reader: Reader) -> str:
+        """What the engine said of its failure, as an answer or inside one."""
+        return error_text(self.error_body) or error_text(reader.error) or ""
 
 
 def _nothing(facts: Facts, why: Unavailable) -> TokenCapture:

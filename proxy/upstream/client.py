@@ -13,6 +13,9 @@ from proxy.http.headers import Headers
 
 #: An answer read whole is at most this large; a compressed one of a few MiB could otherwise take all memory.
 LARGEST = 1 << 30
+#: Bytes of an answer's head, interim answers included, and of what stands between two pieces of its body: chunk lengths
+#: and extensions, trailers.
+LARGEST_HEAD = 256 << 10
 
 
 class Response(Protocol):

@@ -19,7 +19,7 @@ from proxy.errors import UpstreamBroke, UpstreamTimeout
 from proxy.http.decompress import DecompressError, Decompressor, decompressor
 from proxy.http.headers import Headers
 from proxy.settings import Timeouts
-from proxy.upstream.client import read_all
+from proxy.upstream.client import LARGEST_HEAD, read_all
 
 #: A timer that comes so much later than it was set for says that the process was stopped, or had no CPU.
 LATE = 0.5
@@ -60,6 +60,7 @@ class Connection(asyncio.Protocol):
         self._complete = False
         self._kept = False
         self._surplus = False
+        self._overhead = 0
         self._pending: list[bytes] = []
         self._waiting_bytes = 0
         self._paused = False
@@ -79,6 +80,7 @@ class Connection(asyncio.Protocol):
         if not self._busy or self._complete:  # bytes nobody asked for: never mistake them for an answer
             self.drop()
             return
+        self._overhead += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError:
@@ -88,6 +90,10 @@ class Connection(asyncio.Protocol):
                 self._fail(UpstreamBroke(f"the engine's answer is not HTTP ({error})"))
             self.drop()
         if self._surplus:
+            self.drop()
+        elif self._overhead > LARGEST_HEAD and not self._complete:
+            where = "between two pieces of its body" if self._head else "before its body"
+            self._fail(UpstreamBroke(f"the engine's answer has more than {LARGEST_HEAD >> 10} KiB {where}"))
             self.drop()
         if self._take is not None:
             self._pump()
@@ -135,6 +141,7 @@ class Connection(asyncio.Protocol):
             return
         self.status = status
         self._head = True
+        self._overhead = 0
         names = dict(self.headers)
         encoding = names.get(b"content-encoding", b"").lower().strip()
         if encoding and encoding != b"identity":
@@ -149,6 +156,7 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         if not self._complete:
+            self._overhead = 0
             self._pending.append(data)
             self._waiting_bytes += len(data)
 
@@ -170,7 +178,7 @@ class Connection(asyncio.Protocol):
         self._busy = True
         self._lost = None
         self._timeouts = timeouts
-        self._last_data = now = self.loop.time()
+        self._last_data = self._sent_at = now = self.loop.time()
         if self._timer is None or self._timer.when() > now + timeouts.first_byte:
             self._stop_watching()
             self._due = now
@@ -186,8 +194,9 @@ class Connection(asyncio.Protocol):
         if not self._busy:
             self._timer = None
             return
+        # A head has one deadline, whatever comes of it: bytes that trickle, or interim answers, do not put it off.
         bound = self._timeouts.idle if self._head else self._timeouts.first_byte
-        left = self._last_data + bound - self.loop.time()
+        left = (self._last_data if self._head else self._sent_at) + bound - self.loop.time()
         if self._paused:  # it is the agent who is slow
             left = bound
         now = self.loop.time()

@@ -32,10 +32,11 @@ class HostedClient:
     async def send(self, method: str, path: str, headers: Headers, body: bytes) -> HostedResponse:
         request = self._client.build_request(method, self._url + path, headers=headers, content=body or None)
         try:
-            answer = await self._client.send(request, stream=True)
+            async with asyncio.timeout(self._bounds.connect + self._bounds.first_byte):  # httpx's own is for each read
+                answer = await self._client.send(request, stream=True)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
             raise UpstreamUnreachable("the API cannot be reached") from error
-        except httpx.TimeoutException as error:
+        except (httpx.TimeoutException, TimeoutError) as error:
             raise UpstreamTimeout(f"the API did not begin to answer within {self._bounds.first_byte:g} s") from error
         except httpx.HTTPError as error:
             raise UpstreamBroke("the connection to the API broke before an answer came") from error

@@ -293,6 +293,8 @@ async def test_required_and_not_to_be_had_is_refused_before_anything_is_sent(sta
         assert len(double.prompts) == 2
         call = bench.calls()[-1]
         assert (call.outcome, call.status_code) == ("error", 422)
+        assert call.capture is not None
+        assert {why.code for why in call.capture.unavailable.values()} == {"refused_by_proxy"}
         assert told(bench)[-1]["reason"] == "history_edited"
         await client.turn()
         assert told(bench)[-1]["bridged"] is True
