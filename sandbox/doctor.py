@@ -1,4 +1,4 @@
-"""`bench doctor`: checks this machine, one line a check, with the fix."""
+"""`bench doctor`: checks this machine, one line per check, with the fix."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WANTED_DISK_GB = 10
 
 @dataclass(frozen=True)
 class Finding:
-    """One line. `level` is `ok`, `note` (works, but know this) or `bad` (will not work)."""
+    """One line. `level` is `ok`, `note` (works, with a caveat) or `bad` (will not work)."""
 
     level: str
     what: str
@@ -57,7 +57,7 @@ def doctor_command(
 
 
 def examine(engine: str | None, key: str | None, image: str | None) -> Iterator[Finding]:
-    """All checks, in order. One that itself fails is a finding, not a crash."""
+    """Runs all checks in order. A check that itself fails is a finding."""
     checks: list[Callable[[], Iterator[Finding]]] = [check_python, lambda: check_docker(image), check_disk, check_local]
     if engine:
         checks.append(lambda: check_engine(engine, key))
@@ -120,8 +120,8 @@ def check_images(api: docker.APIClient, image: str | None) -> Iterator[Finding]:
             yield Finding("ok", f"the image {image} is here")
         else:
             yield Finding("bad", f"the image {image} is not here", f"docker pull {image}")
-    baked = api.images("benchflow-agent/*", quiet=False)
-    tags = sorted(tag for row in baked for tag in row.get("RepoTags") or [])
+    built = api.images("benchflow-agent/*", quiet=False)
+    tags = sorted(tag for row in built for tag in row.get("RepoTags") or [])
     installed = f"; installed in images: {', '.join(tags)}" if tags else ""
     yield Finding("ok", f"agents: {', '.join(agent.name for agent in AGENTS)}{installed}")
 
@@ -134,7 +134,7 @@ def check_disk() -> Iterator[Finding]:
         else:
             yield Finding("ok", f"{free} GB free below {path}")
     if not os.access(Path.cwd(), os.W_OK):
-        yield Finding("bad", f"{Path.cwd()} cannot be written", "go to a folder of yours, or give --jobs-dir")
+        yield Finding("bad", f"{Path.cwd()} cannot be written", "change to a folder of yours, or give --jobs-dir")
 
 
 def check_local() -> Iterator[Finding]:
@@ -146,7 +146,7 @@ def check_local() -> Iterator[Finding]:
 
 
 def check_engine(url: str, key: str | None) -> Iterator[Finding]:
-    """Asks the engine for its models, and for one token with what a capture asks for."""
+    """Asks the engine for its models, and for a few tokens with ids and logprobs, as a capture does."""
     base = url.rstrip("/")
     if not base.startswith(("http://", "https://")):
         yield Finding("bad", f"--engine {url} is no http address", "it looks like http://127.0.0.1:8000/v1")

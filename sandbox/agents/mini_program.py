@@ -1,8 +1,8 @@
-"""mini: a coding agent in one file. Reads a task on standard input, works on it with three tools, says what it does.
+"""mini: a coding agent in one file. Reads a task on standard input, works on it with three tools, reports what it does.
 
 Needs Python 3.8 and nothing else. Its model is BENCHFLOW_PROVIDER_MODEL at BENCHFLOW_PROVIDER_BASE_URL, chat
-completions; MINI_SYSTEM, MINI_STEPS and MINI_MAX_TOKENS change what their names say. Standard output is one JSON event
-a line. Exit codes: 0 done, 3 the model gave no answer.
+completions; MINI_SYSTEM, MINI_STEPS and MINI_MAX_TOKENS set its system prompt, calls and tokens per reply. Standard
+output is one JSON event per line. Exit codes: 0 done, 3 the model gave no answer.
 """
 
 # ruff: noqa: PTH103, PTH120, PTH123, S310, T201 - one file without the rest of this package, for Pythons we do not choose
@@ -54,21 +54,21 @@ def main() -> None:
         choice = ask(messages)
         message = choice["message"]
         if message.get("content"):
-            say("agent_message", text=message["content"])
-        messages.append(message)  # as it came: the next prompt shall begin with exactly what was sampled
+            emit("agent_message", text=message["content"])
+        messages.append(message)  # unchanged: the next prompt must begin with exactly what was sampled
         calls = message.get("tool_calls") or []
         if not calls:
             end("max_tokens" if choice.get("finish_reason") == "length" else "end_turn")
             return
         for call in calls:
             messages.append({"role": "tool", "tool_call_id": call.get("id"), "content": act(call)})
-            if arguments_of(call) is None:  # said to the model as an error; engines refuse a prompt that holds it
+            if arguments_of(call) is None:  # the model is told; engines refuse a prompt that contains it
                 call["function"]["arguments"] = "{}"
     end("max_turn_requests")
 
 
 def ask(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """One choice of the model; two more tries where it is the way to the model that failed."""
+    """One choice of the model; two more attempts where the connection to it failed."""
     body: dict[str, Any] = {"model": os.environ["BENCHFLOW_PROVIDER_MODEL"], "messages": messages, "tools": TOOLS}
     if os.environ.get("MINI_MAX_TOKENS"):
         body["max_tokens"] = int(os.environ["MINI_MAX_TOKENS"])
@@ -81,7 +81,9 @@ def ask(messages: list[dict[str, Any]]) -> dict[str, Any]:
             "User-Agent": "mini/1",
         },
     )
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the model is near, whatever http_proxy says
+    direct = urllib.request.build_opener(
+        urllib.request.ProxyHandler({})
+    )  # the model is local, whatever http_proxy says
     problem = ""
     for tries_left in (2, 1, 0):
         try:
@@ -101,11 +103,11 @@ def ask(messages: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def act(call: dict[str, Any]) -> str:
-    """Runs one tool call and returns what the model is told of it."""
+    """Runs one tool call and returns its result for the model."""
     name, text = call["function"].get("name", ""), call["function"].get("arguments")
     call_id, given = call.get("id") or "call", arguments_of(call)
     kind = {"bash": "execute", "read": "read", "write": "edit"}.get(name, "other")
-    say("tool_call", tool_call_id=call_id, kind=kind, title=name, status="in_progress", raw_input=given or text)
+    emit("tool_call", tool_call_id=call_id, kind=kind, title=name, status="in_progress", raw_input=given or text)
     try:
         result = run_tool(name, given)
         status = "completed"
@@ -116,7 +118,7 @@ def act(call: dict[str, Any]) -> str:
         left_out = len(result) - 2 * half
         result = f"{result[:half]}\n[... {left_out} characters left out ...]\n{result[-half:]}"
     content = [{"type": "content", "content": {"type": "text", "text": result}}]
-    say("tool_call", tool_call_id=call_id, status=status, content=content, raw_output=result)
+    emit("tool_call", tool_call_id=call_id, status=status, content=content, raw_output=result)
     return result
 
 
@@ -149,7 +151,7 @@ def run_tool(name: str, given: dict[str, Any] | None) -> str:
 
 def run_command(command: str) -> str:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("BENCHFLOW_")}
-    # Into a file, not a pipe: a server left in the background would hold a pipe open for ever.
+    # A file, not a pipe: a server left in the background would keep a pipe open forever.
     with tempfile.TemporaryFile() as output:
         shell = subprocess.Popen(
             ["sh", "-c", command], stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
@@ -166,12 +168,12 @@ def run_command(command: str) -> str:
         return output.read(64 * OUTPUT_CHARACTERS).decode(errors="replace") + note
 
 
-def say(event: str, **fields: Any) -> None:
+def emit(event: str, **fields: Any) -> None:
     print(json.dumps({"type": event, **fields}), flush=True)
 
 
 def end(reason: str) -> None:
-    say("end", stop_reason=reason)
+    emit("end", stop_reason=reason)
 
 
 if __name__ == "__main__":

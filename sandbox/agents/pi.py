@@ -1,6 +1,6 @@
 """`pi-acp` (alias `pi`): the coding agent Pi over the Agent Client Protocol.
 
-The pair is pinned: pi-acp 0.0.34 hangs for ever at `session/new` with every pi before 1.0, because it asks for
+The pair is pinned: pi-acp 0.0.34 hangs forever at `session/new` with every pi before 1.0, because it asks for
 `get_available_thinking_levels` and pi's "Unknown command" carries no request id.
 """
 

@@ -1,4 +1,4 @@
-"""Which model, where: `-m vllm/my-policy` and the `BENCHFLOW_PROVIDER_*` variables, as this host's proxy needs them."""
+"""Which model and where: reads `-m vllm/my-policy` and the `BENCHFLOW_PROVIDER_*` variables for this host's proxy."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ HOSTED = "https://api.openai.com/v1"
 
 @dataclass(frozen=True)
 class Provider:
-    """An engine as this host reaches it. Neither address nor key ever enters a sandbox."""
+    """An engine as this host reaches it. Neither address nor key enters a sandbox."""
 
     #: As given with `-m`.
     model: str
     engine: str
-    #: The name the engine serves it under.
+    #: The name under which the engine serves it.
     served: str
     base_url: str
     api_key: str | None
@@ -67,14 +67,14 @@ def read_provider(model: str | None, env: Mapping[str, str]) -> Provider:
 
 
 def without_tokens(provider: Provider) -> str | None:
-    """What is said before a job whose engine could give token ids and is not asked: afterwards it is too late."""
+    """A warning before a job whose engine could return token ids and is not asked to; afterwards it is too late."""
     if provider.capture or provider.engine == "other":
         return None
     return f"this job's calls are recorded without token ids and logprobs; --agent-env {TOKEN_LOGPROBS}=1 captures them"
 
 
 def check_reachable(provider: Provider, timeout: float = 10.0) -> None:
-    """One `GET /models`, so that a job against nothing ends at once. Raises `JobError`."""
+    """Calls `GET /models`, so that a job without an engine ends at once. Raises `JobError`."""
     headers = {"Authorization": f"Bearer {provider.api_key}"} if provider.api_key else {}
     try:
         answer = httpx.get(f"{provider.base_url}/models", headers=headers, timeout=timeout, trust_env=False)
@@ -90,7 +90,7 @@ def check_reachable(provider: Provider, timeout: float = 10.0) -> None:
         raise JobError(
             f"the engine at {provider.base_url} serves {', '.join(names)}, not {provider.served}; correct -m"
         )
-    # Each engine says its own name here; asked in another's way it gives no ids, and a whole job would be for nothing.
+    # Engines name themselves here. Asked as another engine is, they return no ids, and the job would be useless.
     owner = next((str(row.get("owned_by")) for row in rows if row.get("id") == provider.served), None)
     if provider.capture and owner in ENGINES and ENGINES[owner] not in (provider.engine, "other"):
         raise JobError(

@@ -25,23 +25,23 @@ class SandboxSpec:
     #: Where the agent works; the image's own WORKDIR where it is not given, `/app` where that is `/`.
     workdir: str | None = None
     #: `public`: the internet but no port of this host; `no-network`: the model and nothing else; `allowlist`: the model
-    #: and `allowed_hosts`, by HTTP(S) through a proxy of ours.
+    #: and `allowed_hosts`, by HTTP and HTTPS through our proxy.
     network_mode: str = "public"
     allowed_hosts: list[str] = field(default_factory=list)
     build_timeout_sec: float = 600.0
     cpus: float = 1.0
     memory_mb: int = 2048
     storage_mb: int = 10240
-    #: Processes and threads at most.
+    #: The most processes and threads.
     pids: int = 512
-    #: Environment variables of agent and verifier; no secrets, they are in the agent's sight.
+    #: Environment variables of agent and verifier; no secrets, the agent sees them.
     env: dict[str, str] = field(default_factory=dict)
     #: Shell commands run as root, in `workdir`, before the agent starts.
     setup_commands: list[str] = field(default_factory=list)
-    #: Known to BenchFlow and of no effect here.
+    #: Known to BenchFlow, without effect here.
     os: str | None = None
     gpu_types: list[str] | None = None
-    #: Known to BenchFlow and refused here when they are set, because passing them by would change the task.
+    #: Known to BenchFlow and refused here when set, because ignoring them would change the task.
     gpus: int = 0
     mcp_servers: list[Any] = field(default_factory=list)
     blocked_urls: list[str] = field(default_factory=list)
@@ -56,11 +56,11 @@ class SandboxSpec:
 
 @dataclass(frozen=True)
 class AgentSpec:
-    """`agent:` what holds for whichever agent does the task."""
+    """`agent:` settings for any agent that does the task."""
 
-    #: Wall clock of the prompt; None: the run's, 900 seconds.
+    #: Wall clock of the prompt in seconds; None: the run's, 900.
     timeout_sec: float | None = None
-    #: Who the agent is in the sandbox; None: a user `agent` of its own. `root` is possible, and weakens the hardening.
+    #: The agent's user in the sandbox; None: `agent`. `root` is possible, and weakens the hardening.
     user: str | None = None
     prompt_prefix: str | None = None
     #: Overrides `sandbox.network_mode`.
@@ -131,8 +131,8 @@ def read_section(kind: type[S], given: dict[str, Any], where: str, section: str)
 
 
 def check_keys(given: dict[str, Any], known: Iterable[str], where: str, section: str, *, strict: bool) -> list[str]:
-    """Refuses unknown keys, with the known one that was probably meant; not strict: refuses only near misses, and
-    returns a warning for each of the rest."""
+    """Refuses unknown keys and names the closest known one. Not strict: refuses near misses only and returns a warning
+    for each of the rest."""
     names, warnings = list(known), []
     for key in given:
         if key in names:
@@ -148,7 +148,7 @@ def check_keys(given: dict[str, Any], known: Iterable[str], where: str, section:
 
 
 def _modern(given: dict[str, Any], where: str, section: str) -> dict[str, Any]:
-    """Older spellings of one section, turned into today's."""
+    """A section with older spellings replaced by current ones."""
     if section != "sandbox":
         return given
     for old, new in (("memory", "memory_mb"), ("storage", "storage_mb")):
@@ -208,7 +208,7 @@ def _typed(declared: str, value: Any, where: str) -> Any:
 
 
 def _word(value: Any, where: str) -> str:
-    """YAML reads `PORT: 80` as a number; as an environment variable it is text again."""
+    """YAML reads `PORT: 80` as a number; environment variables are text."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str | int | float):

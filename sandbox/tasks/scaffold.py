@@ -1,4 +1,4 @@
-"""`bench tasks init`: a small task that works, to be changed."""
+"""`bench tasks init`: writes a small working task to start from."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Write the sum of 19 and 23 to the file `/app/answer.txt`.
 """
 
 TEST = """#!/bin/bash
-# Reward 1 when /app/answer.txt holds 42 (surrounding whitespace ignored), else 0.
+# Reward 1 when /app/answer.txt contains 42 (surrounding whitespace ignored), else 0.
 if [ "$(tr -d '[:space:]' < /app/answer.txt 2>/dev/null)" = "42" ]; then
   echo PASS; echo 1 > /logs/verifier/reward.txt
 else
@@ -44,7 +44,7 @@ echo $((19 + 23)) > /app/answer.txt
 
 
 def write_task(folder: Path) -> None:
-    """Writes the example into a new folder. Raises `TaskError` when there is something already."""
+    """Writes the example into a new folder. Raises `TaskError` when the folder is not empty."""
     if folder.exists() and not folder.is_dir():
         raise TaskError(f"{folder} is a file; give the name of a new folder")
     if folder.exists() and any(folder.iterdir()):

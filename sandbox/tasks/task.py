@@ -1,8 +1,8 @@
-"""A task: what the agent is told, where it works, how it is judged.
+"""A task: the agent's prompt, where it works, how it is judged.
 
 Two layouts are read: `task.md` (BenchFlow's: YAML frontmatter, then `## prompt`) and the older `task.toml` with
-`instruction.md`, `tests/` and `solution/` that Harbor and Terminal-Bench use. A key we do not know is an error, because
-a misspelt `timeout_sec` that is passed by is worse than a task that does not start.
+`instruction.md`, `tests/` and `solution/` that Harbor and Terminal-Bench use. An unknown key is an
+error: a misspelled `timeout_sec` that is ignored is worse than a task that does not start.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Task:
     agent: AgentSpec
     verifier: VerifierSpec
     oracle: OracleSpec
-    #: `native` (task.md) or `harbor` (task.toml); decides where verifier and solution stand in the sandbox.
+    #: `native` (task.md) or `harbor` (task.toml); decides where verifier and solution are in the sandbox.
     layout: str
     #: sha256 of the folder's relative paths and contents, sorted.
     digest: str
@@ -114,7 +114,7 @@ def _task_folders(path: Path) -> Sequence[Path]:
     if _is_task(path):
         return [path]
     inside = sorted(child for child in path.iterdir() if child.is_dir() and _is_task(child))
-    return inside or [path]  # load_task then says what is missing
+    return inside or [path]  # load_task reports what is missing
 
 
 def _is_task(path: Path) -> bool:
@@ -168,7 +168,7 @@ def _prompt(lines: list[str], where: str) -> str:
 
 
 def says_something(prompt: str, *, headings: bool) -> bool:
-    """Whether a prompt tells an agent anything: comments do not, nor does a title alone where `headings` is False."""
+    """Whether a prompt has text besides comments and, where `headings` is False, besides titles."""
     text = re.sub(r"<!--.*?-->", "", prompt, flags=re.DOTALL)
     return any(line.strip() and (headings or not re.match(r"#{1,6}(\s|$)", line)) for line in text.splitlines())
 

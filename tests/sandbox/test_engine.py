@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sandbox.embedded_engine import EmbeddedEngine, default_threads
+from sandbox.embedded_engine import EmbeddedEngine, default_threads, last_words
 from sandbox.errors import EngineError
 
 ROOT = Path(__file__).parents[2]
@@ -131,15 +130,12 @@ def test_a_taken_port_is_an_error_and_not_somebody_elses_answers(engine: Embedde
         EmbeddedEngine(port=port, slots=1, n_ctx=512, threads=1, ready_timeout=20).start()
 
 
-def test_our_own_sentence_is_told_also_where_llama_cpp_had_the_last_word() -> None:
-    """CI saw its thread write after it, once."""
-    one = EmbeddedEngine()
-    one._log = io.BytesIO(
-        b"loading\nengine: cannot listen on 127.0.0.1:1: taken\nsrv init: exiting due to HTTP server error\n"
-    )
-    assert one._tail() == " It said: cannot listen on 127.0.0.1:1: taken"
-    one._log = io.BytesIO(b"loading\nllama: no such tensor\n")
-    assert one._tail() == " It said: llama: no such tensor"
+def test_the_engines_own_error_is_found_before_later_output() -> None:
+    """CI saw llama.cpp's thread log after it, once."""
+    log = "loading\nengine: cannot listen on 127.0.0.1:1: taken\nsrv init: exiting due to HTTP server error\n"
+    assert last_words(log) == "cannot listen on 127.0.0.1:1: taken"
+    assert last_words("loading\nllama: no such tensor\n") == "llama: no such tensor"
+    assert last_words("") == ""
 
 
 def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path) -> None:
