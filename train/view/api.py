@@ -1,6 +1,6 @@
-"""What the page asks for, and the answers: one function a question, the same for a server and for a file to keep.
+"""What the page asks for, and the answers: one function per question, the same for the server and for a single file.
 
-job?since=V                    the table, its groups, how the job stands
+job?since=V                    the table, its groups, the state of the job
 rollout?path=P                 its calls, their tree, its sequences and breaks
 call?path=P&call=N             one call's messages, tools and parameters
 strip?path=P&of=s0|c3.0        how a merged sequence, or a choice of a call, is laid out
@@ -75,9 +75,9 @@ class View:
     def strip(self, path: str, of: str) -> Strip:
         reading = self.reading(path)
         key = (id(reading), of)
-        held = self._strips.get(key)
-        if held is not None and held[0] is reading:
-            return held[1]
+        cached = self._strips.get(key)
+        if cached is not None and cached[0] is reading:
+            return cached[1]
         made = strip_of(reading, of)
         self._strips[key] = (reading, made)
         while len(self._strips) > STRIPS:
@@ -98,14 +98,14 @@ def strip_of(reading: Reading, of: str) -> Strip:
     raise BadInput(f"{of!r} names no sequence and no call")
 
 
-def compare(one: Reading, other: Reading) -> dict[str, Any]:
+def compare(first: Reading, second: Reading) -> dict[str, Any]:
     """Where the first sequences of two rollouts part: `common` ids are the same, those after them are not."""
-    sides = [side_of(reading) for reading in (one, other)]
+    sides = [side_of(reading) for reading in (first, second)]
     common = sides[0][1].common(sides[1][1])
     return {
         "common": common,
         "same": common == len(sides[0][1]) == len(sides[1][1]),
-        "sides": [told | {"tokens": len(ids)} for told, ids in sides],
+        "sides": [side | {"tokens": len(ids)} for side, ids in sides],
     }
 
 

@@ -1,4 +1,4 @@
-"""A rollout as its calls: a row each, the tree they form, the breaks between them; and one call with its messages."""
+"""A rollout as its calls: a row per call, their tree and their breaks; and a single call with its messages."""
 
 from __future__ import annotations
 
@@ -131,11 +131,11 @@ def break_view(reading: Reading, found: Break) -> dict[str, Any]:
     after = next((at for at, segment in enumerate(segments) if segment.calls and segment.calls[0] == found.call), None)
     return {
         **{name: value for name, value in found.to_json().items() if not name.endswith("_text")},
-        "kept": [_token(reading, token) for token in found.kept],
+        "shared": [_token(reading, token) for token in found.kept],
         "columns": [
-            {"same": same, "held": [_token(reading, token) for token in held],
+            {"same": same, "expected": [_token(reading, token) for token in expected],
              "sent": [_token(reading, token) for token in sent]}
-            for same, held, sent in aligned(found.expected, found.found)
+            for same, expected, sent in aligned(found.expected, found.found)
         ],
         "segment_before": before,
         "segment_after": after,
@@ -144,10 +144,10 @@ def break_view(reading: Reading, found: Break) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def aligned(held: Sequence[int], sent: Sequence[int]) -> list[tuple[bool, list[int], list[int]]]:
+def aligned(expected: Sequence[int], sent: Sequence[int]) -> list[tuple[bool, list[int], list[int]]]:
     """Both windows cut at the same places: (whether they are equal there, ids of the first, ids of the second)."""
-    found = difflib.SequenceMatcher(None, held, sent, autojunk=False).get_opcodes()
-    return [(tag == "equal", list(held[a:b]), list(sent[c:d])) for tag, a, b, c, d in found]
+    found = difflib.SequenceMatcher(None, expected, sent, autojunk=False).get_opcodes()
+    return [(tag == "equal", list(expected[a:b]), list(sent[c:d])) for tag, a, b, c, d in found]
 
 
 def _token(reading: Reading, token: int) -> dict[str, Any]:
@@ -165,13 +165,13 @@ def call_view(reading: Reading, number: int) -> dict[str, Any]:
 
     Raises `BadInput`, `JournalError`.
     """
-    heard = reading.call(number)
-    if heard is None or reading.rollout.journal is None:
+    summary = reading.call(number)
+    if summary is None or reading.rollout.journal is None:
         raise BadInput(f"this rollout has no call {number}")
     journal = JournalReader(reading.rollout.journal)
-    call = journal.at(heard.line, heard.offset)
+    call = journal.at(summary.line, summary.offset)
     chat, raw = _chat(call)
-    before = _before(reading, heard)
+    before = _before(reading, summary)
     same = 0
     if before is not None and chat is not None:
         earlier, _ = _chat(journal.at(before.line, before.offset))
@@ -182,7 +182,7 @@ def call_view(reading: Reading, number: int) -> dict[str, Any]:
         "path": call.request.get("path"),
         "headers": call.request.get("headers"),
         "parameters": {name: value for name, value in body.items() if name not in _NOT_PARAMETERS},
-        "sampling": heard.sampling,
+        "sampling": summary.sampling,
         "messages": chat.messages[same:] if chat else [],
         "same": {"call": before.number, "messages": same} if before is not None and same else None,
         "replies": [{"message": choice.message, "finish_reason": choice.finish_reason} for choice in chat.choices]
@@ -192,7 +192,7 @@ def call_view(reading: Reading, number: int) -> dict[str, Any]:
         "raw": raw,
         "response_id": call.response_body.get("id"),
         "usage": call.response_body.get("usage"),
-        "error": call.response_body if heard.status >= 400 or (not chat and not raw) else None,
+        "error": call.response_body if summary.status >= 400 or (not chat and not raw) else None,
         "dropped_fields": call.metadata.get("dropped_fields"),
         "secrets_seen": call.metadata.get("secrets_seen"),
         "request_id": call.metadata.get("request_id"),
@@ -213,7 +213,7 @@ def _chat(call: Call) -> tuple[Chat | None, dict[str, Any] | None]:
 
 
 def _before(reading: Reading, call: CallSummary) -> CallSummary | None:
-    """The call whose messages this one most likely goes on from."""
+    """The call whose messages this call most likely continues."""
     placement = reading.tokens.placements.get(call.number)
     if placement is not None and placement.parent is not None:
         return reading.call(placement.parent)

@@ -16,7 +16,7 @@ from train.view.groups import VIEW_BY
 def view(
     path: Annotated[Path, typer.Argument(help="A job folder, a rollout, a proxy's output folder, or a journal.")],
     html: Annotated[
-        Path | None, typer.Option(help="Write one file that holds it all and needs no network, and serve nothing.")
+        Path | None, typer.Option(help="Write a single file that needs no network, and serve nothing.")
     ] = None,
     max_mb: Annotated[
         int, typer.Option("--max-mb", help="How large that file may be; it says what it leaves out.")
@@ -30,7 +30,7 @@ def view(
         str, typer.Option("--group-by", help="What rollouts have in common that are shown together.")
     ] = ",".join(VIEW_BY),
     group_size: Annotated[
-        int | None, typer.Option("--group-size", min=1, help="How many make a group. Default: all that have one key.")
+        int | None, typer.Option("--group-size", min=1, help="Rollouts per group. Default: all with the same key.")
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
     host: Annotated[str, typer.Option(help="Where to listen; beyond this machine only with --allow-network.")] = (
@@ -53,7 +53,7 @@ def view(
         typer.echo(message, err=True)
 
     if html is not None and text:
-        raise BadInput("--html and --text: give one of them")
+        raise BadInput("give either --html or --text")
     if not is_loopback(host) and not allow_network:
         raise BadInput(
             f"--host {host} is beyond this machine, and there is no password: whoever reaches it reads every prompt "

@@ -1,6 +1,6 @@
-"""The page as one file: the same script with its answers beside it, for a mail, a ticket, a machine without network.
+"""The page as a single file that holds its own data: for a mail, a ticket, a machine without network.
 
-Each rollout is a block of its own, packed and opened only when it is looked at. What does not fit is left out and said.
+Each rollout is a compressed block, opened only when it is looked at. The page names the rollouts that did not fit.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from train.view.rollout_cache import Reading
 from train.view.server import dumps
 from train.view.token_strips import SLICE
 
-#: Tokens of a rollout's calls, each alone, up to which they are kept besides its sequences: prompts repeat in them.
+#: Tokens up to which a file holds each call of a rollout besides its sequences: prompts repeat in calls.
 ALONE: Final = 100_000
-#: Of the file, what the page itself and its table take at most, about.
+#: Bytes for the page itself and its table, roughly.
 PAGE: Final = 1 << 20
 
 
@@ -43,7 +43,7 @@ def write_html(view: View, path: Path, *, most: int) -> Iterator[str]:
         name = entry.rollout.rollout_path
         reading = view.index.read_one(entry)
         if reading is None:
-            left_out[name] = f"Its log could not be read: {entry.told.get('reason')}"
+            left_out[name] = f"Its log could not be read: {entry.summary.get('reason')}"
             continue
         block = base64.b64encode(gzip.compress(dumps(answers(reading)), 6, mtime=0)).decode()
         if len(block) > room:
@@ -83,10 +83,10 @@ def answers(reading: Reading) -> dict[str, Any]:
 
 
 def document(job: dict[str, Any], where: dict[str, str], left_out: dict[str, str], blocks: list[str]) -> str:
-    """The file's text. No text of a model stands in it outside of packed blocks and escaped JSON."""
+    """The text of the file. Text of models is only in compressed blocks and in escaped JSON."""
     style = page.style()
-    kept = dumps({"job": job, "where": where, "left_out": left_out}).decode().replace("<", "\\u003c")
-    data = f'<script type="application/json" id="kept">{kept}</script>\n'
+    index = dumps({"job": job, "where": where, "left_out": left_out}).decode().replace("<", "\\u003c")
+    data = f'<script type="application/json" id="index">{index}</script>\n'
     data += "".join(
         f'<script type="text/plain" id="b{number}">{block}</script>\n' for number, block in enumerate(blocks)
     )
@@ -104,7 +104,7 @@ def document(job: dict[str, Any], where: dict[str, str], left_out: dict[str, str
 
 def _strips(reading: Reading) -> list[str]:
     """The sequences; and calls alone where that is little, or where no sequence holds what they sampled."""
-    held = {
+    sampled_in_sequences = {
         (stretch.call, stretch.choice)
         for number in range(len(reading.tokens.segments))
         for stretch in strip_of(reading, f"s{number}").stretches
@@ -114,7 +114,7 @@ def _strips(reading: Reading) -> list[str]:
         for position, choice in enumerate(call.capture.completions if call.capture is not None else ()):
             prompt = len((call.capture.prompt_token_ids if call.capture else None) or ())
             tokens = prompt + len(choice.token_ids or choice.tokens or ())
-            alone.append(((call.number, position) in held, f"c{call.number}.{position}", tokens))
+            alone.append(((call.number, position) in sampled_in_sequences, f"c{call.number}.{position}", tokens))
     few = sum(tokens for _, _, tokens in alone) <= ALONE
     return [f"s{number}" for number in range(len(reading.tokens.segments))] + [
         of for elsewhere, of, _ in alone if few or not elsewhere

@@ -47,7 +47,7 @@ def _add(
 ) -> None:
     members = [logs[member.rollout_path] for member in group.rollouts]
     known = [log for log in members if log is not None]
-    ended = "so far the job goes on:" if state.kind == "running" else "the job ended"
+    ended = "the job is running:" if state.kind == "running" else "the job ended"
     why = why_withheld(group, known if len(known) == len(members) else (), ended=ended)
     mean, std = mean_and_std(group.rewards, options.ddof)
     number = len(rows.groups)

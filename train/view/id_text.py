@@ -18,7 +18,7 @@ _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Vocabulary:
-    """What is known of ids. Without a tokenizer it learns: an id stands for the same text wherever it is."""
+    """Texts of ids. Without a tokenizer it learns them from sampled ids: an id has the same text everywhere."""
 
     def __init__(self, tokenizer: Tokenizer | None = None) -> None:
         self.tokenizer = tokenizer
@@ -47,11 +47,11 @@ class Vocabulary:
             )
 
     def text(self, token: int) -> str | bytes | None:
-        """The text of an id; its bytes where they are no whole characters; None where nobody said."""
+        """The text of an id; its bytes where they are not whole characters; None where it is unknown."""
         return self._learned.get(token) if self.tokenizer is None else self._of(token)
 
     def special(self, token: int | None, text: str | bytes | None) -> bool:
-        """Whether the id is a special token; without a tokenizer, whether it is written as one."""
+        """Whether the id is a special token; without a tokenizer, whether its text looks like one."""
         if self.tokenizer is not None and token is not None:
             added = self._added.get(token)
             return added is not None and bool(added.special)

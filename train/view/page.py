@@ -2,7 +2,7 @@
 
 The front end is plain modules with Preact and htm (vendored, pinned, 17 kB), without a build step. They import one
 another by names (`preact`, `view/base.js`), which the map leads to the server's own paths or, in a single file, where
-browsers refuse modules beside it, to `data:` URLs.
+browsers refuse to load modules from disk, to `data:` URLs.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def read(rollout: Rollout, vocabulary: Vocabulary | None = None, decoder: Decode
     facts: dict[int, CallFacts] = {}
     known = vocabulary or Vocabulary()
     if not known.whole:
-        known = Vocabulary()  # what was learned of one rollout's ids says nothing about another model's
+        known = Vocabulary()  # texts learned from the ids of one model are wrong for another
 
     def note(call: Call) -> None:
         facts[call.line] = facts_of(call)
@@ -72,14 +72,14 @@ def read(rollout: Rollout, vocabulary: Vocabulary | None = None, decoder: Decode
 
 
 class Readings:
-    """The last few readings; one that its journal has outgrown is read again. For several threads."""
+    """The last few readings. A journal that has grown is read again. Safe for several threads."""
 
     KEPT = 6
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._decoder = decoder_of(vocabulary.tokenizer) if vocabulary.tokenizer is not None else None
-        self._held: OrderedDict[str, tuple[object, Reading]] = OrderedDict()
+        self._cached: OrderedDict[str, tuple[object, Reading]] = OrderedDict()
         self._lock = threading.Lock()
         self._reading: dict[str, threading.Lock] = {}
 
@@ -94,20 +94,20 @@ class Readings:
             alone = self._reading.setdefault(key, threading.Lock())
         with alone:
             with self._lock:
-                held = self._held.get(key)
-                if held is not None and held[0] == now:
-                    self._held.move_to_end(key)
-                    return held[1]
+                cached = self._cached.get(key)
+                if cached is not None and cached[0] == now:
+                    self._cached.move_to_end(key)
+                    return cached[1]
             made = self.once(rollout)
             with self._lock:
-                self._held[key] = (now, made)
-                self._held.move_to_end(key)
-                while len(self._held) > self.KEPT:
-                    self._held.popitem(last=False)
+                self._cached[key] = (now, made)
+                self._cached.move_to_end(key)
+                while len(self._cached) > self.KEPT:
+                    self._cached.popitem(last=False)
         return made
 
     def once(self, rollout: Rollout) -> Reading:
-        """A reading that is not kept. Raises `JournalError`."""
+        """A reading that is not cached. Raises `JournalError`."""
         return read(rollout, self._vocabulary, self._decoder)
 
 

@@ -1,4 +1,4 @@
-"""A folder's rollouts as rows: there at once from their `result.json`, their logs read one by one in the background."""
+"""A folder's rollouts as rows: at once from their `result.json`; their logs are read in the background."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ CALLS = 400
 
 @dataclass(slots=True)
 class Entry:
-    """A rollout, and what its log said when it was last read."""
+    """A rollout, and the summary of its log when it was last read."""
 
     rollout: Rollout
     seen: tuple[int, int, bool]
     read: tuple[int, int, bool] | None = None
     log: MemberLog | None = None
-    told: dict[str, Any] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
     #: What its row says of its group.
     group: dict[str, Any] = field(default_factory=dict)
     gone: bool = False
@@ -157,14 +157,14 @@ class Index:
         try:
             reading = self.readings.once(entry.rollout)
             log, summary = member_log(entry.rollout, reading.tokens), summary_of(reading)
-        except Exception as error:  # a fault of ours in one log must not end the thread that reads them all
+        except Exception as error:  # a bug of ours must not end the thread that reads all logs
             problem = (
                 str(error) if isinstance(error, CaptureError) else f"{type(error).__name__}: {error}; please report it"
             )
             log = MemberLog(False, False, problem)
             summary = {**UNREAD, "unreadable": problem, "reason": problem}
         with self._lock:
-            entry.read, entry.log, entry.told = now, log, summary
+            entry.read, entry.log, entry.summary = now, log, summary
             self._changed(entry)
         return reading
 
@@ -242,7 +242,7 @@ def row_of(entry: Entry) -> dict[str, Any]:
         "finished_at": rollout.finished_at,
         "gone": entry.gone,
         "fresh": entry.fresh,
-        **entry.told,
+        **entry.summary,
         **entry.group,
     }
 

@@ -37,7 +37,7 @@ HEADERS = {
 
 
 def make_app(view: View, *, host: str = "127.0.0.1") -> ASGIApp:
-    """Routes of the page. `host` is the name it was told to listen on: that one is allowed too."""
+    """Routes of the page. `host` is the name that the server listens on: the `Host` header may name it."""
 
     def document(_: Request) -> Response:
         return _plain(
@@ -120,7 +120,7 @@ def serve(
     view.index.start()
     say(f"{view.root} is shown at {address} (Ctrl-C ends it)")
     if open_browser:
-        threading.Thread(target=_open, args=(address, say), daemon=True).start()
+        threading.Thread(target=open_page, args=(address, say), daemon=True).start()
     try:
         server.run(sockets=[listener])
     finally:
@@ -135,7 +135,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(128)  # who is told of the address may come at once
+        listener.listen(128)  # clients may connect as soon as the address is printed
     except OSError as error:
         raise BadInput(
             f"cannot listen on {host} port {port}: {error.strerror or error}; give another --port, or none for a free "
@@ -144,7 +144,8 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _open(address: str, say: Callable[[str], None]) -> None:
+def open_page(address: str, say: Callable[[str], None]) -> None:
+    """Opens the browser, or says what to do instead."""
     try:
         opened = webbrowser.open(address)
     except webbrowser.Error:

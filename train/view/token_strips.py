@@ -1,7 +1,7 @@
 """Token sequences to look at: a merged sequence or one call, as an index that lays it out, and slices that fill it in.
 
 The index has two small numbers a token (its width, its colour), so that a page knows the height of 100,000 tokens
-before it has the text of one; slices hold what is on the screen.
+before it has any text; slices have what is on the screen.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Strip:
         return found if at < found.start + found.length else None
 
     def text(self, at: int) -> str | bytes | None:
-        """As the engine wrote it where it was sampled, else what is known of the id; None where nobody said."""
+        """The engine's own text where it was sampled, else the known text of the id; None where there is none."""
         found = self.stretch(at)
         return self._text(at, self.ids[at], found, found.tokens() if found is not None else ())
 
@@ -84,7 +84,7 @@ class Strip:
 
     @cached_property
     def index(self) -> dict[str, Any]:
-        """For the page: see the module. `widths`, `steps` and `entropies` are base64 of one byte a token."""
+        """For the page: see the module. `widths`, `steps` and `entropies` are base64 of one byte per token."""
         number = len(self.ids)
         cells, steps, entropy = bytearray(number), bytearray([NONE]) * number, bytearray([NONE]) * number
         lines: dict[str, list[int]] = {}
@@ -231,8 +231,10 @@ def call_strip(reading: Reading, number: int, choice: int) -> Strip:
     if call.capture.completions and not 0 <= choice < len(call.capture.completions):
         raise BadInput(f"call {number} has no choice {choice}: it has {len(call.capture.completions)}")
     completion = call.capture.completions[choice] if call.capture.completions else Completion(0, None)
-    held = completion.prompt_token_ids if completion.prompt_token_ids is not None else call.capture.prompt_token_ids
-    prompt: list[int | None] = list(held) if held is not None else []
+    prompt_ids = (
+        completion.prompt_token_ids if completion.prompt_token_ids is not None else call.capture.prompt_token_ids
+    )
+    prompt: list[int | None] = list(prompt_ids) if prompt_ids is not None else []
     number_of = max(len(completion.token_ids or ()), len(completion.logprobs or ()), len(completion.tokens or ()))
     sampled: list[int | None] = [None] * number_of if completion.token_ids is None else list(completion.token_ids)
     sampled += [None] * (number_of - len(sampled))
@@ -268,7 +270,7 @@ def alternatives(completion: Completion, offset: int) -> list[tuple[str, float]]
 
 
 def entropy_of(completion: Completion, offset: int) -> float | None:
-    """At least so many nats: over the alternatives that were captured, all the others counted as one outcome."""
+    """At least so many nats: over the captured alternatives, with all others counted as a single outcome."""
     found = [value for _, value in alternatives(completion, offset)]
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""How the text of one token is shown: nothing of it stays invisible, and nothing of it can move the text around it.
+"""How the text of one token is shown: nothing is invisible, and nothing can move the text around it.
 
 Line ends, tabs and control characters become symbols; marks of direction, characters without a shape and bytes that are
 no character are named. Widths are counted in cells of a monospaced font, so that a line can be laid out unseen.
@@ -44,7 +44,7 @@ def shown(token: str | bytes) -> list[Part]:
 
 
 def widths(parts: Sequence[Part]) -> list[int]:
-    """Cells a line of it takes: one number, and one more for each line end in it."""
+    """Width in cells of each line: one number, and one more per line end."""
     lines = [0]
     for text, kind in parts:
         if kind == BREAK:
@@ -77,13 +77,13 @@ def _bytes(token: bytes) -> list[Part]:
 
 def _text(token: str) -> list[Part]:
     parts: list[Part] = []
-    held = ""
+    run = ""
 
     def symbol(text: str) -> None:
-        nonlocal held
-        if held:
-            parts.append(Part(held, TEXT))
-            held = ""
+        nonlocal run
+        if run:
+            parts.append(Part(run, TEXT))
+            run = ""
         parts.append(Part(text, SYMBOL))
 
     alone = all(letter in _JOINERS or "\ufe00" <= letter <= "\ufe0f" for letter in token)
@@ -94,7 +94,7 @@ def _text(token: str) -> list[Part]:
         elif letter == "\t":
             symbol("⇥   ")
         elif letter in _JOINERS and not alone:  # inside an emoji or a word it joins, and is no secret
-            held += letter
+            run += letter
         elif letter in _NAMED:
             symbol(_NAMED[letter])
         elif letter < " ":
@@ -103,13 +103,13 @@ def _text(token: str) -> list[Part]:
             symbol("␡")
         elif unicodedata.category(letter) in _SHAPELESS or alone:
             symbol(f"⟨U+{ord(letter):04X}⟩")
-        elif not held and unicodedata.combining(letter):  # it would sit on the token before
+        elif not run and unicodedata.combining(letter):  # it would sit on the token before
             symbol("◌")
-            held += letter
+            run += letter
         else:
-            held += letter
-    if held:
-        parts.append(Part(held, TEXT))
+            run += letter
+    if run:
+        parts.append(Part(run, TEXT))
     return parts
 
 

@@ -212,7 +212,7 @@ def test_a_break_is_followed_to_both_its_sides(page: Page, address: str) -> None
     assert card.locator("td.differs .w").count() > 0
     held, sent = (row.inner_text() for row in card.locator("tr").all())
     assert held != sent
-    card.get_by_role("button", name="Where the new one differs").click()
+    card.get_by_role("button", name="Where the new sequence differs").click()
     expect(page.locator(".active")).to_be_visible()
     page.wait_for_url(re.compile("view=tokens"))
     page.keyboard.press("b")

@@ -67,7 +67,7 @@ def test_without_a_browser_the_address_is_said(monkeypatch: pytest.MonkeyPatch) 
 
     messages: list[str] = []
     monkeypatch.setattr(server.webbrowser, "open", lambda _: False)
-    server._open("http://127.0.0.1:1/", messages.append)
+    server.open_page("http://127.0.0.1:1/", messages.append)
     assert messages == [
         "no browser could be opened here: open http://127.0.0.1:1/ yourself, or use --html FILE or --text"
     ]

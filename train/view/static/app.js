@@ -35,7 +35,7 @@ function App() {
   useEffect(() => {
     const press = (event) => {
       if (event.metaKey || event.ctrlKey || event.altKey || event.target.closest("input, select, textarea")) return;
-      if (event.key === "?") setHelp((held) => !held);
+      if (event.key === "?") setHelp((open) => !open);
       else if (event.key === "Escape") setHelp(false);
       else if (event.key === "t") turnTheme();
       else if (event.key === "u") go(up(words));
@@ -168,24 +168,24 @@ function wordsIn(address) {
 function useJob() {
   const [job, setJob] = useState(null);
   const [trouble, setTrouble] = useState(null);
-  const held = useRef(null);
+  const latest = useRef(null);
   useEffect(() => {
     let timer = null;
     let ended = false;
     const look = async () => {
       let pause = 5000;
       try {
-        if (!document.hidden || !held.current) {
-          const told = await (inFile ? askOnce : ask)("job", held.current ? { since: held.current.version } : {});
+        if (!document.hidden || !latest.current) {
+          const answer = await (inFile ? askOnce : ask)("job", latest.current ? { since: latest.current.version } : {});
           if (ended) return;
           setTrouble(null);
-          if (!held.current || told.version !== held.current.version) {
-            held.current = joined(held.current, told);
+          if (!latest.current || answer.version !== latest.current.version) {
+            latest.current = joined(latest.current, answer);
             forget();
-            setJob(held.current);
+            setJob(latest.current);
           }
-          if (told.read < told.total || !told.scanned) pause = 400;
-          else if (told.state.kind === "running" || told.state.kind === "waiting") pause = 1000;
+          if (answer.read < answer.total || !answer.scanned) pause = 400;
+          else if (answer.state.kind === "running" || answer.state.kind === "waiting") pause = 1000;
         }
       } catch (error) {
         setTrouble(error.message);
@@ -198,15 +198,15 @@ function useJob() {
   return [job, trouble];
 }
 
-function joined(before, told) {
-  if (!before) return told;
-  const changed = new Map(told.rows.map((row) => [row.path, row]));
+function joined(before, answer) {
+  if (!before) return answer;
+  const changed = new Map(answer.rows.map((row) => [row.path, row]));
   const rows = before.rows.map((row) => {
     const now = changed.get(row.path);
     changed.delete(row.path);
     return now || row;
   });
-  return { ...told, rows: [...rows, ...changed.values()] };
+  return { ...answer, rows: [...rows, ...changed.values()] };
 }
 
 function turnTheme() {
@@ -217,8 +217,8 @@ function turnTheme() {
 }
 
 try {
-  const kept = localStorage.getItem("bench-view-theme");
-  if (kept) document.documentElement.dataset.theme = kept;
+  const theme = localStorage.getItem("bench-view-theme");
+  if (theme) document.documentElement.dataset.theme = theme;
 } catch { /* a file may keep nothing */ }
 const place = document.getElementById("app");
 place.replaceChildren();

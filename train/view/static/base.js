@@ -10,6 +10,6 @@ export const hooks = { useCallback, useEffect, useLayoutEffect, useMemo, useRef,
 
 // The address of a view: everything about it stands in the part after #, so that a link leads back to it.
 export function hrefOf(words) {
-  const told = Object.entries(words).filter(([, value]) => value !== undefined && value !== null && value !== "");
-  return `#${new URLSearchParams(told)}`;
+  const given = Object.entries(words).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  return `#${new URLSearchParams(given)}`;
 }

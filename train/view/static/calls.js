@@ -94,14 +94,14 @@ export function statusOf(call) {
 }
 
 export function CallDetail({ rollout, call }) {
-  const [told, setTold] = useState(null);
+  const [detail, setDetail] = useState(null);
   const [trouble, setTrouble] = useState(null);
   useEffect(() => {
     let here = true;
-    setTold(null);
+    setDetail(null);
     setTrouble(null);
     askOnce("call", { path: rollout.path, call: call.number }).then(
-      (found) => here && setTold(found), (error) => here && setTrouble(error.message));
+      (found) => here && setDetail(found), (error) => here && setTrouble(error.message));
     return () => { here = false; };
   }, [rollout.path, call.number, rollout.calls.length]);
   return html`<section class="detail" aria-label=${`Call ${call.number}`}>
@@ -133,8 +133,8 @@ export function CallDetail({ rollout, call }) {
       ${fact("began", call.began && call.began.replace("T", " "))}
     </dl>
     ${trouble && html`<p class="note bad">${trouble}</p>`}
-    ${!told && !trouble && html`<p class="loading">Loading messages…</p>`}
-    ${told && html`<${Said} rollout=${rollout} told=${told} call=${call} />`}
+    ${!detail && !trouble && html`<p class="loading">Loading messages…</p>`}
+    ${detail && html`<${Detail} rollout=${rollout} detail=${detail} call=${call} />`}
   </section>`;
 }
 
@@ -142,25 +142,25 @@ function fact(name, value) {
   return value ? html`<div><dt>${name}</dt><dd>${value}</dd></div>` : null;
 }
 
-function Said({ rollout, told, call }) {
-  const sampling = { ...told.parameters };
+function Detail({ rollout, detail, call }) {
+  const sampling = { ...detail.parameters };
   return html`
-    ${told.same && html`<${Earlier} rollout=${rollout} same=${told.same} />`}
-    ${told.messages.map((message, at) => html`<${Message} key=${at} message=${message} />`)}
-    ${told.replies.map((reply, at) => html`<${Message} key=${`r${at}`} message=${reply.message} reply=${told.replies.length > 1 ? `reply, choice ${at}` : "reply"} finish=${reply.finish_reason} />`)}
-    ${told.raw && html`<${Message} message=${{ role: "prompt", content: textOf(told.raw.prompt) }} />${told.raw.texts.map((text) => html`<${Message} message=${{ role: "completion", content: text }} reply="completion" />`)}`}
-    ${told.error && !call.error && html`<${Fold} title="Response" text=${JSON.stringify(told.error, null, 2)} open />`}
-    ${told.tools.length > 0 && html`<details class="fold"><summary>Tools <span class="dim">${many(told.tools.length, "tool")}: ${told.tools.map((tool) => (tool.function || tool).name).join(", ")}</span></summary>
-      ${told.tools.map((tool) => html`<pre class="code" tabindex="0">${visible(JSON.stringify(tool.function || tool, null, 2))}</pre>`)}</details>`}
+    ${detail.same && html`<${Earlier} rollout=${rollout} same=${detail.same} />`}
+    ${detail.messages.map((message, at) => html`<${Message} key=${at} message=${message} />`)}
+    ${detail.replies.map((reply, at) => html`<${Message} key=${`r${at}`} message=${reply.message} reply=${detail.replies.length > 1 ? `reply, choice ${at}` : "reply"} finish=${reply.finish_reason} />`)}
+    ${detail.raw && html`<${Message} message=${{ role: "prompt", content: textOf(detail.raw.prompt) }} />${detail.raw.texts.map((text) => html`<${Message} message=${{ role: "completion", content: text }} reply="completion" />`)}`}
+    ${detail.error && !call.error && html`<${Fold} title="Response" text=${JSON.stringify(detail.error, null, 2)} open />`}
+    ${detail.tools.length > 0 && html`<details class="fold"><summary>Tools <span class="dim">${many(detail.tools.length, "tool")}: ${detail.tools.map((tool) => (tool.function || tool).name).join(", ")}</span></summary>
+      ${detail.tools.map((tool) => html`<pre class="code" tabindex="0">${visible(JSON.stringify(tool.function || tool, null, 2))}</pre>`)}</details>`}
     <details class="fold" open><summary>Sampling <span class="dim">${call.not_plain.length ? `not plain: ${call.not_plain.join(", ")}` : "plain"}</span></summary>
       <dl class="facts">${Object.entries(sampling).map(([name, value]) => fact(name, short(value)))}
-      ${told.sampling.session && Object.entries(told.sampling.session).map(([name, value]) => fact(`${name} (session)`, short(value)))}
-      ${told.sampling.engine_defaults && Object.entries(told.sampling.engine_defaults).filter(([name]) => !(name in sampling) && !(name in told.sampling.session)).map(([name, value]) => fact(`${name} (engine's own)`, short(value)))}</dl></details>
-    <details class="fold"><summary>Request <span class="dim">${told.path}</span></summary>
-      <dl class="facts">${fact("request id", told.request_id)}${fact("response id", told.response_id)}
-      ${fact("usage", told.usage ? short(told.usage) : null)}${fact("headers", short(told.headers))}
-      ${fact("dropped fields", told.dropped_fields && told.dropped_fields.length ? told.dropped_fields.join(", ") : null)}
-      ${fact("secrets taken out", told.secrets_seen ? String(told.secrets_seen) : null)}</dl></details>`;
+      ${detail.sampling.session && Object.entries(detail.sampling.session).map(([name, value]) => fact(`${name} (session)`, short(value)))}
+      ${detail.sampling.engine_defaults && Object.entries(detail.sampling.engine_defaults).filter(([name]) => !(name in sampling) && !(name in detail.sampling.session)).map(([name, value]) => fact(`${name} (engine's own)`, short(value)))}</dl></details>
+    <details class="fold"><summary>Request <span class="dim">${detail.path}</span></summary>
+      <dl class="facts">${fact("request id", detail.request_id)}${fact("response id", detail.response_id)}
+      ${fact("usage", detail.usage ? short(detail.usage) : null)}${fact("headers", short(detail.headers))}
+      ${fact("dropped fields", detail.dropped_fields && detail.dropped_fields.length ? detail.dropped_fields.join(", ") : null)}
+      ${fact("secrets taken out", detail.secrets_seen ? String(detail.secrets_seen) : null)}</dl></details>`;
 }
 
 function Earlier({ rollout, same }) {
@@ -171,9 +171,9 @@ function Earlier({ rollout, same }) {
 }
 
 async function all(path, same) {
-  const told = await askOnce("call", { path, call: same.call });
-  const before = told.same ? await all(path, told.same) : [];
-  return [...before, ...told.messages, ...told.replies.map((reply) => reply.message)].slice(0, same.messages);
+  const detail = await askOnce("call", { path, call: same.call });
+  const before = detail.same ? await all(path, detail.same) : [];
+  return [...before, ...detail.messages, ...detail.replies.map((reply) => reply.message)].slice(0, same.messages);
 }
 
 function Message({ message, reply, finish, earlier }) {

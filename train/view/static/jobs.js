@@ -36,9 +36,9 @@ export function Jobs({ job, words, go }) {
     const next = key === column ? (falling ? {} : { sort: column, falling: "1" }) : { sort: column };
     go({ ...words, sort: undefined, falling: undefined, ...next }, { replace: true });
   };
-  const pick = (row) => setPicked((held) => {
-    if (held.includes(row.path)) return held.filter((path) => path !== row.path);
-    return [...held, row.path].slice(-2);
+  const pick = (row) => setPicked((current) => {
+    if (current.includes(row.path)) return current.filter((path) => path !== row.path);
+    return [...current, row.path].slice(-2);
   });
 
   return html`<main class="jobs">
@@ -99,7 +99,7 @@ function Table({ rows, groups, groupBy, sortKey, falling, onSort, picked, onPick
     let last = first;
     while (last < items.length && tops[last] < bottom) last += 1;
     const next = [Math.max(0, first - OVERSCAN), Math.min(items.length, last + OVERSCAN)];
-    setSeen((held) => (held[0] === next[0] && held[1] === next[1] ? held : next));
+    setSeen((current) => (current[0] === next[0] && current[1] === next[1] ? current : next));
   };
   useEffect(() => {
     look();
@@ -143,17 +143,17 @@ function Table({ rows, groups, groupBy, sortKey, falling, onSort, picked, onPick
 
 function itemsOf(rows, groups) {
   if (!groups) return rows.map((row) => ({ row }));
-  const held = new Map();
+  const byGroup = new Map();
   for (const row of rows) {
     const number = row.group ?? -1;
-    if (!held.has(number)) held.set(number, []);
-    held.get(number).push(row);
+    if (!byGroup.has(number)) byGroup.set(number, []);
+    byGroup.get(number).push(row);
   }
   const items = [];
-  for (const [number, members] of held) {
+  for (const [number, members] of byGroup) {
     const group = groups[number];
     if (group) items.push({ group, shown: members.length });
-    else if (held.size > 1) items.push({ group: { number, id: "not finished", key: {}, members: [], rewards: [] }, shown: members.length });
+    else if (byGroup.size > 1) items.push({ group: { number, id: "not finished", key: {}, members: [], rewards: [] }, shown: members.length });
     items.push(...members.map((row) => ({ row })));
   }
   return items;

@@ -94,10 +94,10 @@ export class PaneView {
     }
     const fresh = document.createDocumentFragment();
     for (let line = first; line <= last; line += 1) {
-      const held = this.rows.get(line);
-      if (held && !held.waits) continue;
+      const shown = this.rows.get(line);
+      if (shown && !shown.waits) continue;
       const row = this.row(line);
-      if (held) held.replaceWith(row);
+      if (shown) shown.replaceWith(row);
       else fresh.append(row);
       this.rows.set(line, row);
     }

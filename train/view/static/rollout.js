@@ -42,7 +42,7 @@ export function Calls({ rollout, words }) {
   return html`<div class="two">
     <section class="left" aria-label="Calls and breaks">
       <${CallList} rollout=${rollout} selected=${call.number} />
-      ${rollout.breaks.map((one) => html`<${BreakCard} one=${one} onGo=${(of, at) => { location.hash = hrefOf({ view: "tokens", path: rollout.path, of, at }); }} />`)}
+      ${rollout.breaks.map((one) => html`<${BreakCard} found=${one} onGo=${(of, at) => { location.hash = hrefOf({ view: "tokens", path: rollout.path, of, at }); }} />`)}
       ${rollout.sampling_note && html`<p class="note">${rollout.sampling_note}.</p>`}
     </section>
     <${CallDetail} rollout=${rollout} call=${call} />
@@ -94,7 +94,7 @@ export function Tokens({ rollout, words, go }) {
       const next = starts.find((one) => one.segment_after > number) || starts[0];
       go({ ...words, call: undefined, of: `s${next.segment_after}`, at: next.index });
     },
-    prompt: () => setOpen((held) => !held),
+    prompt: () => setOpen((open) => !open),
   }), [ready, least, words, rollout]);
   const press = (event) => {
     const keys = { l: steps.least, c: () => steps.call(1), C: () => steps.call(-1), b: steps.break, p: steps.prompt };
@@ -128,7 +128,7 @@ export function Tokens({ rollout, words, go }) {
     ${trouble && html`<p class="note bad">${trouble}</p>`}
     ${ready && html`
       ${breaks.map((one) => html`<details class="fold seam" open=${words.at === "end" || Number(words.at) === one.index}><summary>⟂ ${segment.number === one.segment_after ? `This sequence begins where call ${one.call} broke off from call ${one.before}` : `This sequence ends: call ${one.call} does not continue it`}: ${one.cause_name}</summary>
-        <${BreakCard} one=${one} onGo=${(to, at) => go({ view: "tokens", path: rollout.path, of: to, at, colour: words.colour })} /></details>`)}
+        <${BreakCard} found=${one} onGo=${(to, at) => go({ view: "tokens", path: rollout.path, of: to, at, colour: words.colour })} /></details>`)}
       <div class="toolbar" role="toolbar" aria-label="Colours and jumps">
         <div class="segmented" role="radiogroup" aria-label="Colour by">
           ${COLOURS.map((one, at) => html`<button role="radio" aria-checked=${colour === one.key} disabled=${one.key === "entropy" && !ready.entropies}

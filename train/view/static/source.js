@@ -1,8 +1,8 @@
-// Where data comes from: the server that sent this page, or the blocks inside of a file that was kept.
+// Where data comes from: the server that sent this page, or the blocks inside a single file.
 
-const kept = document.getElementById("kept");
-export const inFile = kept !== null;
-const index = inFile ? JSON.parse(kept.textContent) : null;
+const embedded = document.getElementById("index");
+export const inFile = embedded !== null;
+const index = inFile ? JSON.parse(embedded.textContent) : null;
 const blocks = new Map();
 const answered = new Map();
 
@@ -11,7 +11,7 @@ export async function ask(question, words = {}) {
   return inFile ? fromFile(question, words) : fromServer(question, words);
 }
 
-// The same, kept: for what does not change while it is looked at.
+// The same, cached: for what does not change while it is looked at.
 export function askOnce(question, words) {
   const key = addressOf(question, words);
   if (!answered.has(key)) {
@@ -27,27 +27,27 @@ export function forget() {
 }
 
 async function fromServer(question, words) {
-  let answer;
+  let response;
   try {
-    answer = await fetch(`api/${addressOf(question, words)}`);
+    response = await fetch(`api/${addressOf(question, words)}`);
   } catch {
     throw new Error("The server does not answer: bench view has ended, or the connection is lost. Start it again.");
   }
-  const told = await answer.json();
-  if (!answer.ok) throw new Error(told.error);
-  return told;
+  const answer = await response.json();
+  if (!response.ok) throw new Error(answer.error);
+  return answer;
 }
 
 async function fromFile(question, words) {
   if (question === "job") return index.job;
-  if (question === "compare") return compareKept(words);
+  if (question === "compare") return compareInFile(words);
   const place = index.where[words.path];
   if (place === undefined) throw new Error(index.left_out[words.path] || "This file does not hold that rollout.");
   if (!blocks.has(place)) blocks.set(place, unpack(document.getElementById(place).textContent));
-  const held = (await blocks.get(place))[addressOf(question, { ...words, path: undefined })];
-  if (held === undefined) throw new Error("This file does not hold that part: use bench view PATH for all of it.");
-  if (held.error) throw new Error(held.error);
-  return held;
+  const part = (await blocks.get(place))[addressOf(question, { ...words, path: undefined })];
+  if (part === undefined) throw new Error("This file does not hold that part: use bench view PATH for all of it.");
+  if (part.error) throw new Error(part.error);
+  return part;
 }
 
 async function unpack(text) {
@@ -56,16 +56,16 @@ async function unpack(text) {
   return new Response(stream).json();
 }
 
-async function compareKept({ a, b }) {
+async function compareInFile({ a, b }) {
   const sides = await Promise.all([a, b].map((path) => fromFile("side", { path })));
   const [one, other] = sides.map((side) => side.ids);
   let common = 0;
   while (common < one.length && common < other.length && one[common] === other[common]) common += 1;
-  const told = sides.map(({ ids, ...rest }) => ({ ...rest, tokens: ids.length }));
-  return { common, same: common === one.length && common === other.length, sides: told };
+  const described = sides.map(({ ids, ...rest }) => ({ ...rest, tokens: ids.length }));
+  return { common, same: common === one.length && common === other.length, sides: described };
 }
 
 function addressOf(question, words) {
-  const told = Object.entries(words).filter(([, value]) => value !== undefined && value !== null);
-  return told.length ? `${question}?${new URLSearchParams(told)}` : question;
+  const given = Object.entries(words).filter(([, value]) => value !== undefined && value !== null);
+  return given.length ? `${question}?${new URLSearchParams(given)}` : question;
 }

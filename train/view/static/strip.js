@@ -29,8 +29,8 @@ export class Strip {
   // The slice that token `at` is in, or null while it is on its way; `then` is called when it is here.
   slice(at, then) {
     const from = at - (at % SLICE);
-    const held = this.slices.get(from);
-    if (held) return held;
+    const loaded = this.slices.get(from);
+    if (loaded) return loaded;
     if (!this.waiting.has(from)) {
       this.waiting.add(from);
       ask("slice", { path: this.path, of: this.of, from })
