@@ -49,7 +49,7 @@ class Ids(Sequence[int]):
     def parse(cls, array: bytes, before: Ids | None = None) -> Ids | None:
         """Ids from the bytes of a JSON array, or None when it holds anything but non-negative ints.
 
-        Checked with a few passes at C speed: 100,000 ids take a millisecond or two. Where they go on from those of
+        Checked with a few passes at C speed: 100,000 ids take a millisecond or two. Where they continue those of
         `before`, only the rest is checked.
         """
         if array[:1] != b"[" or array[-1:] != b"]":
@@ -68,7 +68,7 @@ class Ids(Sequence[int]):
             return None
         if len(text) == end:
             return before
-        # The text must go on with a whole id: `1,2` does not begin `1,23`.
+        # The text must continue with a whole id: `1,2` does not begin `1,23`.
         rest = cls.parse_text(text[end + 1 :]) if text[end : end + 1] == b"," else None
         if not rest or len(rest.text) != len(text) - end - 1:
             return None

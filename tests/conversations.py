@@ -42,7 +42,7 @@ ENDINGS = ("stop", "stop", "stop", "stop", "stop", "cut", "stop_string", "unread
 
 
 @dataclass
-class Told:
+class Tally:
     """What came of the generated calls: reasons and bridges by template; what the oracle found wrong."""
 
     bridged: Counter[str] = field(default_factory=Counter)
@@ -56,7 +56,7 @@ class Told:
     honest_refused: dict[str, Counter[str]] = field(default_factory=dict)
 
     def table(self) -> str:
-        """One row a template: calls that go on from another, of those that nobody changed how many were bridged, and
+        """One row a template: calls that continue another, of those that nobody changed how many were bridged, and
         why the others were not; how many would have extended when sent plainly.
         """
         rows = [
@@ -89,10 +89,10 @@ class Assembled:
 class Talk:
     """One generated conversation."""
 
-    def __init__(self, template: ChatTemplate, seed: int, told: Told) -> None:
+    def __init__(self, template: ChatTemplate, seed: int, tally: Tally) -> None:
         self.template = template
         self.rng = random.Random(seed)
-        self.told = told
+        self.tally = tally
         self.replica = RenderingDouble(template)
         self.token_in = TokenIn("generated", "auto")
         self.engine = engine("vllm")
@@ -265,7 +265,7 @@ class Talk:
     # the story
 
     async def run(self) -> None:
-        self.told.conversations += 1
+        self.tally.conversations += 1
         name = self.template.name
         messages: list[dict[str, Any]] = []
         if self.template.kind.system and self.rng.random() < 0.7:
@@ -329,7 +329,7 @@ class Talk:
         drawn: str,
         ending: str,
     ) -> Any:
-        """The call is over: what the engine told of it goes to token-in. Call number, prompt ids and sampled ids."""
+        """The call is over: what the engine tally of it goes to token-in. Call number, prompt ids and sampled ids."""
         said = json.loads(json.dumps(message))
         choice: dict[str, Any] = {"index": 0, "finish_reason": "stop", "stop_reason": None, "message": said}
         if message.get("tool_calls"):
@@ -373,36 +373,36 @@ class Talk:
         assert row["bridged"] is (plan.prompt is not None)
 
     def judge(self, plan: PromptPlan, before: Any, plain: list[int], honest: bool) -> None:
-        told, name = self.told, self.template.name
+        tally, name = self.tally, self.template.name
         call, prompt, sampled, rest, _ = before
         held = prompt + sampled
-        told.continuing[name] += 1
-        told.honest[name] += honest
-        told.extended_plainly[name] += plain[: len(held)] == held
+        tally.continuing[name] += 1
+        tally.honest[name] += honest
+        tally.extended_plainly[name] += plain[: len(held)] == held
         if plan.prompt is None:
-            told.refused.setdefault(name, Counter())[plan.reason or "?"] += 1
+            tally.refused.setdefault(name, Counter())[plan.reason or "?"] += 1
             if honest:
-                told.honest_refused.setdefault(name, Counter())[plan.reason or "?"] += 1
+                tally.honest_refused.setdefault(name, Counter())[plan.reason or "?"] += 1
             return
-        told.bridged[name] += 1
+        tally.bridged[name] += 1
         ids = plan.prompt.tolist()
         where = f"{name}: call {call}"
         if not honest:
-            told.wrong.append(f"{where}: bridged although it is another conversation")
+            tally.wrong.append(f"{where}: bridged although it is another conversation")
         elif ids[: len(held)] != held:
-            told.wrong.append(f"{where}: does not extend the call")
+            tally.wrong.append(f"{where}: does not extend the call")
         elif rest != "\0" and decode(ids[len(held) :]) != rest:
-            told.wrong.append(f"{where}: goes on with {decode(ids[len(held) :])!r}, not {rest!r}")
+            tally.wrong.append(f"{where}: goes on with {decode(ids[len(held) :])!r}, not {rest!r}")
         elif rest == "\0" and not reads_alike(decode(ids), decode(plain)):
-            told.wrong.append(f"{where}: reads {decode(ids)!r}, not {decode(plain)!r}")
-        told.exact += rest != "\0"
+            tally.wrong.append(f"{where}: reads {decode(ids)!r}, not {decode(plain)!r}")
+        tally.exact += rest != "\0"
 
 
-async def talk(templates: list[str], conversations: int, seed: int = 0) -> Told:
-    told = Told()
+async def talk(templates: list[str], conversations: int, seed: int = 0) -> Tally:
+    tally = Tally()
     for number in range(conversations):
-        await Talk(_template(templates[number % len(templates)]), seed + number, told).run()
-    return told
+        await Talk(_template(templates[number % len(templates)]), seed + number, tally).run()
+    return tally
 
 
 _made: dict[str, ChatTemplate] = {}

@@ -17,7 +17,7 @@ _SUMMARY: int = 40
 def predecessor(call: CallView, earlier: Sequence[CallView]) -> CallView | None:
     """The earlier call that `call` was to continue, None when it begins something of its own.
 
-    In order of strength: its prompt keeps all of that call's prompt; its messages go on from that call's messages and
+    In order of strength: its prompt keeps all of that call's prompt; its messages continue that call's messages and
     reply; it shares messages with it under the same system prompt, the more the better; it holds the text of an earlier
     reply (a summary). Among equals the one whose tokens it shares most, then the latest.
     """

@@ -32,7 +32,7 @@ class Reader(Answer):
         super().__init__(wire, request, upstream, echoes=engine.echoes_logprobs)
         self.engine = engine
         self.hide = engine.response_filter(wire, request)
-        #: The ids of an earlier prompt, which this call's may go on from: what is the same is not checked again.
+        #: The ids of an earlier prompt, which this call's may continue: what is the same is not checked again.
         self.prompt_before: Ids | None = None
         self._assembler = Assembler()
         self._whole: dict[str, Any] | None = None

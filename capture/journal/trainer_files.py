@@ -1,4 +1,4 @@
-"""The rows that trainers read beside the journal: `trainer/verifiers.jsonl` and `results.jsonl`, one row a rollout.
+"""The rows that trainers read beside the journal: `trainer/verifiers.jsonl` and `results.jsonl`, one row per rollout.
 
 Both are told from the agent's own events (`trajectory/acp_trajectory.jsonl`), in the shape BenchFlow writes. Token ids
 stand in neither; they are in the journal. Read them with `capture.journal.read_jsonl`, and their rewards with

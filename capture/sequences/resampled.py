@@ -1,4 +1,4 @@
-"""Which of several equal replies an agent went on with: the one that it sent back."""
+"""Which of several equal replies an agent continued with: the one that it sent back."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Threads:
         return Placement(call, *chosen)
 
     def _without_ancestors(self, found: list[_Candidate]) -> list[_Candidate]:
-        """Without those that another one of them continues: a call that went on from a reply and sampled nothing has
+        """Without those that another one of them continues: a call that continued a reply and sampled nothing has
         the same ids as it.
         """
         if len(found) == 1:

@@ -113,7 +113,7 @@ class UpstreamCall:
     async def _bridged(
         self, replica: Replica, engine: Engine, request: Request, wants: CaptureOptions, token_in: TokenIn
     ) -> Response:
-        """Sends the request, its prompt as ids where it goes on from a call that is held (token-in); where the engine
+        """Sends the request, its prompt as ids where it continues a call that is held (token-in); where the engine
         refuses those, once more without. Raises `NotBridged` where token-in is required and cannot be done.
         """
         body = {} if request.lenient else request.upstream

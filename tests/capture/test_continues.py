@@ -1,4 +1,4 @@
-"""Which call a conversation goes on from: what is forgiven, and what makes it another conversation."""
+"""Which call a conversation continues: what is forgiven, and what makes it another conversation."""
 
 from __future__ import annotations
 

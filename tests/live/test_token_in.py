@@ -48,7 +48,7 @@ KINDS: tuple[str | None, ...] = (
 
 
 class Client:
-    """An agent that rebuilds what it got: arguments written anew, spaces trimmed, reasoning dropped."""
+    """An agent that rebuilds what it got: arguments rewritten, spaces trimmed, reasoning dropped."""
 
     def __init__(self, engine: LiveEngine, http: httpx.AsyncClient) -> None:
         self.engine = engine

@@ -30,7 +30,7 @@ RAW = json.dumps(BODY).encode()
 PLAIN, STREAM = "vllm/chat-plain-length-nostream", "vllm/chat-plain-length-stream"
 
 
-class House:
+class TwoSessions:
     """A proxy as the runner starts one: two sessions, admin routes on a port of their own, an engine with a key."""
 
     def __init__(self, engine: FakeEngine, proxy: Proxy, ours: OpenSession, theirs: OpenSession, folder: Path) -> None:
@@ -47,7 +47,7 @@ class House:
 
 
 @contextlib.asynccontextmanager
-async def house(tmp_path: Path, *answer: Any, **options: Any) -> AsyncIterator[House]:
+async def house(tmp_path: Path, *answer: Any, **options: Any) -> AsyncIterator[TwoSessions]:
     async with FakeEngine(*(answer or (replays(PLAIN),))) as engine:
         settings = Settings(
             upstream=[engine.url], upstream_key=ENGINE_KEY, probe=False, admin_port=0, admin_key=ADMIN_KEY, **options
@@ -55,7 +55,7 @@ async def house(tmp_path: Path, *answer: Any, **options: Any) -> AsyncIterator[H
         async with serve(settings) as proxy:
             ours = await proxy.open_session("ours", journal=tmp_path / "ours.jsonl")
             theirs = await proxy.open_session("theirs", journal=tmp_path / "theirs.jsonl")
-            yield House(engine, proxy, ours, theirs, tmp_path)
+            yield TwoSessions(engine, proxy, ours, theirs, tmp_path)
 
 
 # another session, and the admin's routes

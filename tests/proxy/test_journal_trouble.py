@@ -67,7 +67,7 @@ async def test_a_journal_that_is_no_longer_at_its_path_is_said(
 
 
 async def test_a_disk_that_fills_up_in_mid_line_keeps_the_lines_before_and_takes_those_after(tmp_path: Path) -> None:
-    """A limit on the size of files stands in for the disk: the kernel writes a part of a line, then says no."""
+    """A limit on the size of files replaces the disk: the kernel writes a part of a line, then says no."""
     async with FakeEngine(replays(PLAIN)) as engine:
         proxy, base_url = start_proxy(engine.url, tmp_path)
         journal = tmp_path / "default/trajectory/llm_trajectory.jsonl"

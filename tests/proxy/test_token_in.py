@@ -37,7 +37,7 @@ def tool_call(number: int) -> str:
 
 
 class Client:
-    """An agent that rebuilds messages: arguments are written anew, spaces trimmed, reasoning dropped."""
+    """An agent that rebuilds messages: arguments are rewritten, spaces trimmed, reasoning dropped."""
 
     def __init__(self, bench: Bench, *, stream: bool = False, **more: Any) -> None:
         self.bench = bench

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.chat_templates import TEMPLATES
-from tests.conversations import Told, talk
+from tests.conversations import Tally, talk
 
 #: Templates under which every conversation that nobody changed goes on by ids.
 ALWAYS = (
@@ -31,17 +31,17 @@ async def test_no_bridge_is_wrong_in_ten_thousand_conversations() -> None:
     print("\n" + result.table())
 
 
-def judged(told: Told) -> None:
-    assert told.wrong == []
-    assert sum(told.bridged.values()) > told.conversations / 2
-    assert told.exact > sum(told.bridged.values()) / 2, "the oracle's strict half was hardly used"
+def judged(tally: Tally) -> None:
+    assert tally.wrong == []
+    assert sum(tally.bridged.values()) > tally.conversations / 2
+    assert tally.exact > sum(tally.bridged.values()) / 2, "the oracle's strict half was hardly used"
     for name in ALWAYS:
-        assert told.honest[name] > 3
-        assert told.bridged[name] >= 0.9 * told.honest[name], (name, told.honest_refused.get(name))
+        assert tally.honest[name] > 3
+        assert tally.bridged[name] >= 0.9 * tally.honest[name], (name, tally.honest_refused.get(name))
     # A template that leaves out earlier reasoning, or writes something else at the end, is left alone.
-    assert set(told.honest_refused["phi3"]) == {"template_rewrites_history"}
-    assert "template_rewrites_history" in told.honest_refused["qwen3"]
-    reasons = {reason for counted in told.refused.values() for reason in counted}
+    assert set(tally.honest_refused["phi3"]) == {"template_rewrites_history"}
+    assert "template_rewrites_history" in tally.honest_refused["qwen3"]
+    reasons = {reason for counted in tally.refused.values() for reason in counted}
     assert reasons >= {
         "begins", "history_edited", "system_changed", "options_changed", "ambiguous_parent", "stop_string",
         "reads_otherwise", "template_rewrites_history",

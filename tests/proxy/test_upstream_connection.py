@@ -1,4 +1,4 @@
-"""A connection's parser goes on from answer to answer: each is read as if it were alone, and none after a bad one."""
+"""A connection's parser continues from answer to answer: each is read as if it were alone, and none after a bad one."""
 
 from __future__ import annotations
 

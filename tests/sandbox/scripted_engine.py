@@ -2,7 +2,7 @@
 
 Only the sampling is played. Prompts are rendered from the messages by a chat template and tokenized with SmolLM2's own
 tokenizer, sampled ids are the tokens of what the script says, and answers have vLLM 0.32's shapes (hermes tool parser),
-so that a prompt goes on from an earlier call exactly where it would with the real engine: where the agent gives back
+so that a prompt continues an earlier call exactly where it would with the real engine: where the agent gives back
 what it got. It stands beside `tests/live`, where the same agents meet real engines.
 """
 

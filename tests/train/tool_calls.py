@@ -52,7 +52,7 @@ def answered(made: Line, message: dict[str, Any], tools: list[dict[str, Any]]) -
 
 
 def tool_rollout(tools: list[dict[str, Any]] | None = None, *, final: str = "Done: 42 is written.") -> list[Line]:
-    """Two calls: the first calls the tool `write`, the second says so. The second's prompt goes on from the first."""
+    """Two calls: the first calls the tool `write`, the second says so. The second's prompt continues the first."""
     tools = tools or [WRITE]
     listed = "".join("\n" + json.dumps(tool) for tool in tools)
     head = (

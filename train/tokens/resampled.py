@@ -1,4 +1,4 @@
-"""Turns that were sampled twice with the same ids: which of the two calls the agent went on from."""
+"""Turns that were sampled twice with the same ids: which of the two calls the agent continued."""
 
 from __future__ import annotations
 

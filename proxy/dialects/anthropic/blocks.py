@@ -1,7 +1,7 @@
 """Content blocks of a message as they grow. Anthropic's stream has one block open at a time, in the order of `index`.
 
-Chat deltas know no such order: engines may alternate between calls, or go on with a call after a piece of text. A block
-that is not at its turn collects what comes, and goes out whole when the block before it is closed.
+Chat deltas know no such order: engines may alternate between calls, or continue with a call after a piece of text. A
+block that is not at its turn collects what comes, and goes out whole when the block before it is closed.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ class Conversation:
         return given if isinstance(given, str) else json.dumps({} if given is None else given, ensure_ascii=False)
 
     def _free_text(self, item: dict[str, Any], path: str) -> str:
-        """The arguments that the model wrote for a custom call, where the session still has them; else written anew."""
+        """The arguments that the model wrote for a custom call, where the session still has them; else rewritten."""
         text = item.get("input")
         if not isinstance(text, str):
             raise Refusal(400, f"`{path}.input` must be a text")

@@ -212,7 +212,7 @@ class ResponsesReply(ReplyTranslator):
         return item_id(kind, self.answer, len(self.items)), len(self.items)
 
     def _opened(self, item: Item, out: list[bytes]) -> None:
-        """A new item ends the text before it; calls stay open, for engines may go on with any of them."""
+        """A new item ends the text before it; calls stay open, for engines may continue with any of them."""
         if self._text is not None:
             out.append(self._text.close("completed"))
             self._text = None
