@@ -21,12 +21,12 @@ from train.groups.advantage import advantages
 #: Two calls of one conversation, then an answer that is right in half of the rollouts.
 TALKS = r"""python3 - <<'PY'
 import json, os, random, urllib.request
-told = {name: os.environ["BENCHFLOW_PROVIDER_" + name] for name in ("MODEL", "BASE_URL", "API_KEY")}
+settings = {name: os.environ["BENCHFLOW_PROVIDER_" + name] for name in ("MODEL", "BASE_URL", "API_KEY")}
 history = [{"role": "user", "content": "What is the capital of France?"}]
 for _ in range(2):
-    body = {"model": told["MODEL"], "messages": history, "max_tokens": 40, "temperature": 1.0}
-    request = urllib.request.Request(told["BASE_URL"] + "/chat/completions", json.dumps(body).encode(),
-        {"Content-Type": "application/json", "Authorization": "Bearer " + told["API_KEY"]})
+    body = {"model": settings["MODEL"], "messages": history, "max_tokens": 40, "temperature": 1.0}
+    request = urllib.request.Request(settings["BASE_URL"] + "/chat/completions", json.dumps(body).encode(),
+        {"Content-Type": "application/json", "Authorization": "Bearer " + settings["API_KEY"]})
     reply = json.load(urllib.request.urlopen(request, timeout=100))["choices"][0]["message"]
     history += [{"role": "assistant", "content": reply["content"]}, {"role": "user", "content": "And of Spain?"}]
 open("answer.txt", "w").write(random.choice(["42", "41"]))
@@ -67,5 +67,5 @@ def test_three_trials_come_as_one_group_with_the_ids_the_engine_sampled(
     if records:
         rewards = [row["reward"] for row in records if row["reward"] is not None]
         assert [row["advantage"] for row in records] == advantages(rewards)
-    else:  # a sampled reply that llama.cpp tokenized anew in one of the trials: said, and whole
+    else:  # a sampled reply that llama.cpp re-tokenized in one of the trials: reported, and withheld as a whole
         assert {row.get("withheld") for row in result} == {"mixed_sequences"}

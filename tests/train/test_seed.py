@@ -187,7 +187,7 @@ def test_groups_of_three_with_their_advantages_and_a_withheld_one(here: Path, jo
     assert [len(one) for one in lists] == [3]
 
 
-def test_without_the_extra_validate_says_which(here: Path) -> None:
+def test_validate_names_the_missing_extra(here: Path) -> None:
     converted("trl-sft", "--row-mode", "exchange")
     script = (
         "import sys; sys.modules['transformers'] = None; sys.argv = ['bench', 'train', 'validate', "

@@ -53,7 +53,7 @@ def rows(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_finished_job_prints_its_rollouts_and_says_how_many(tmp_path: Path) -> None:
+def test_a_finished_job_prints_and_counts_its_rollouts(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", [{"name": f"r__{number}"} for number in range(9)])
     done = stream(job)
     assert (done.returncode, done.stderr) == (0, "bench train stream: 9 rollouts streamed\n")
@@ -159,14 +159,14 @@ def test_following_prints_a_line_when_its_rollout_is_over(tmp_path: Path, starte
     assert (process.returncode, out) == (0, b"") and error.endswith(b"bench train stream: 2 rollouts streamed\n")
 
 
-def test_a_reader_that_goes_away_ends_it_quietly(tmp_path: Path) -> None:
+def test_a_closed_pipe_ends_the_stream_quietly(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", [{"calls": conversation(8)} for _ in range(40)])
     command = f"{sys.executable} -m train stream {job} | head -n 1 | wc -l; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
     assert (done.stdout.split(), done.stderr) == (["1", "0"], "")
 
 
-def test_a_reader_that_goes_away_while_nothing_happens_ends_it_too(tmp_path: Path, started: Any) -> None:
+def test_a_closed_pipe_ends_an_idle_stream(tmp_path: Path, started: Any) -> None:
     process = started(make_job(tmp_path / "job", state="running"), "--poll-interval", 30)
     process.stdout.readline()
     process.stdout.close()
@@ -182,7 +182,7 @@ def test_ctrl_c_ends_after_a_whole_line(tmp_path: Path, started: Any) -> None:
     assert error == b"bench train stream: interrupted; 2 rollouts streamed\n"
 
 
-def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_of_one_sentence(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job")
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
@@ -195,7 +195,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
     )
 
 
-def test_a_closed_standard_output_is_one_sentence(tmp_path: Path) -> None:
+def test_a_closed_standard_output_is_an_error_of_one_sentence(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job")
     done = subprocess.run(
         ["bash", "-c", f"{sys.executable} -m train stream {job} >&-"],
@@ -204,7 +204,7 @@ def test_a_closed_standard_output_is_one_sentence(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (2, "train: standard output is closed; that is where the lines go\n")
 
 
-def test_what_is_wrong_with_one_rollout_is_said_once_and_costs_no_other(tmp_path: Path) -> None:
+def test_a_problem_of_a_rollout_is_reported_once_and_costs_no_other(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", [{"name": "a__1"}, {"name": "b__2"}], state="running")
     (job / "a__1/result.json").write_text("{")
     done = stream(job, "--timeout", 0.3, "--poll-interval", 0.02)
@@ -213,7 +213,7 @@ def test_what_is_wrong_with_one_rollout_is_said_once_and_costs_no_other(tmp_path
     assert done.stderr.splitlines().count(skipped) == 1
 
 
-def test_a_lock_of_another_host_is_no_dead_process(tmp_path: Path) -> None:
+def test_a_lock_of_another_host_counts_as_running(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", state="running")
     write(job / ".evaluation.lock", {"pid": dead_pid(), "host": f"not-{socket.gethostname()}"})
     assert stream(job, "--timeout", 0.2, "--poll-interval", 0.05).returncode == 3
@@ -228,7 +228,7 @@ def test_the_folder_may_be_given_in_any_way(tmp_path: Path, where: str) -> None:
     ]  # fmt: skip
 
 
-def test_names_that_are_no_utf8_come_out_all_the_same(tmp_path: Path) -> None:
+def test_names_that_are_not_utf8_are_printed(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", [{"name": "caf\udce9__1", "error": "bad \ud800"}, {"name": "ünï__2"}])
     done = stream(job)
     assert [row["rollout_path"] for row in rows(done.stdout)] == ["caf?__1", "ünï__2"] and done.returncode == 0

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 
 #: Stands where `uv` would be found: writes down how it was called, prints two lines, ends with FAKE_UV_CODE.
 FAKE_UV = """#!/bin/sh
-printf '%s\\n' "$PWD" "$@" > "$FAKE_UV_SAID"
+printf '%s\\n' "$PWD" "$@" > "$FAKE_UV_CALL"
 echo "step 1 loss 2.5"
 echo "warning: slow" >&2
 [ -z "$FAKE_UV_SLEEP" ] || exec sleep "$FAKE_UV_SLEEP"
@@ -43,7 +43,7 @@ def place(tmp_path: Path) -> Path:
 
 def environment(place: Path, **more: str) -> dict[str, str]:
     path = f"{place / 'bin'}:{os.environ['PATH']}"
-    return {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path, "FAKE_UV_SAID": str(place / "said"), **more}
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path, "FAKE_UV_CALL": str(place / "call"), **more}
 
 
 def run(place: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -61,7 +61,7 @@ def test_it_writes_rows_and_a_configuration_and_starts_the_trainer_in_its_checko
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.splitlines() == ["step 1 loss 2.5", "warning: slow"]
     work = place / "train-runs/sft"
-    lines = (place / "said").read_text().splitlines()
+    lines = (place / "call").read_text().splitlines()
     assert lines == [str(place / "prime-rl"), "run", "sft", "@", str(work / "sft.toml")]
     assert tomllib.loads((work / "sft.toml").read_text()) == {
         "max_steps": 3,
@@ -83,7 +83,7 @@ def test_a_dry_run_starts_nothing_and_prints_the_command(place: Path) -> None:
     answer = run(place, *ALL, "--dry-run")
     assert answer.returncode == 0
     assert answer.stdout == (place / "train-runs/sft/command.txt").read_text()
-    assert not (place / "said").exists()
+    assert not (place / "call").exists()
     assert (place / "train-runs/sft/data/train.jsonl").is_file()
 
 
@@ -95,7 +95,7 @@ def test_the_trainers_exit_code_is_passed_on(place: Path) -> None:
     assert json.loads(manifest.read_text())["status"] == "failed"
 
 
-def test_a_configuration_of_the_users_is_kept_and_gone_over(place: Path) -> None:
+def test_options_override_the_users_configuration(place: Path) -> None:
     (place / "mine.toml").write_text('max_steps = 9\n[model]\nname = "a"\n[ckpt]\ninterval = 5\n[[x]]\ny = [1, 2]\n')
     answer = run(
         place, "job", "--prime-rl-dir", "prime-rl", "--config", "mine.toml", "--max-steps", "2",
@@ -107,7 +107,7 @@ def test_a_configuration_of_the_users_is_kept_and_gone_over(place: Path) -> None
     assert (found["renderer"], found["x"]) == ({"name": "qwen"}, [{"y": [1, 2]}])
 
 
-def test_rows_that_are_there_already_stand_alone_in_a_folder(place: Path) -> None:
+def test_existing_rows_are_copied_to_a_folder_of_their_own(place: Path) -> None:
     (place / "mine.jsonl").write_text('{"messages": []}\n')
     answer = run(place, "--data", "mine.jsonl", "--prime-rl-dir", "prime-rl", "--model", "m", "--dry-run")
     assert answer.returncode == 0, answer.stderr
@@ -135,29 +135,29 @@ def test_no_secret_is_written(place: Path) -> None:
         ([*ALL, "--data", "job"], "not both"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_code_2(place: Path, arguments: list[str], sentence: str) -> None:
+def test_bad_input_is_one_sentence_and_exit_code_2(place: Path, arguments: list[str], sentence: str) -> None:
     answer = run(place, *arguments)
     assert answer.returncode == 2
     assert sentence in answer.stderr.splitlines()[-1]
-    assert not (place / "said").exists()
+    assert not (place / "call").exists()
 
 
-def test_no_row_is_no_launch(place: Path) -> None:
+def test_without_rows_nothing_is_launched(place: Path) -> None:
     make_job(place / "empty", [{"calls": tool_rollout(), "reward": 0.0}])
     answer = run(place, "empty", *ALL[1:], "--min-reward", "1")
     assert answer.returncode == 1
     assert "left out 1 rollout(s): reward below --min-reward, or none" in answer.stderr
-    assert not (place / "said").exists()
+    assert not (place / "call").exists()
 
 
-def test_without_uv_it_says_so(place: Path) -> None:
+def test_a_missing_uv_is_named(place: Path) -> None:
     (place / "bin/uv").unlink()
     answer = run(place, *ALL, PATH="/nonexistent")
     assert answer.returncode == 2
     assert "uv is not installed" in answer.stderr
 
 
-def test_ctrl_c_reaches_the_trainer_and_is_written_down(place: Path) -> None:
+def test_ctrl_c_reaches_the_trainer_and_is_recorded(place: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "train", "run", "sft", *ALL],
         cwd=place, env=environment(place, FAKE_UV_SLEEP="30"),

@@ -18,7 +18,7 @@ def attempts(job: Path) -> list[tuple[str, str | None, bool]]:
     return result
 
 
-def test_a_retry_is_told_from_the_policy_as_benchflow_does(tmp_path: Path) -> None:
+def test_retries_are_recognized_by_the_policy_as_benchflow_does(tmp_path: Path) -> None:
     policy = {"max_retries": 1, "exclude_categories": ["timeout"]}
     specs = [
         {"name": "a__1", **CRASH},

@@ -33,11 +33,11 @@ def test_a_jobs_state_follows_its_lock_and_its_summary(tmp_path: Path) -> None:
 
 def test_a_later_process_of_the_same_number_is_not_the_jobs(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", [], state="running")
-    held = {"pid": os.getpid(), "host": socket.gethostname()}
+    content = {"pid": os.getpid(), "host": socket.gethostname()}
     ticks = Path(f"/proc/{os.getpid()}/stat").read_text().rpartition(")")[2].split()[19]
-    write(job / ".evaluation.lock", {**held, "started": ticks})
+    write(job / ".evaluation.lock", {**content, "started": ticks})
     assert job_state(job).kind == "running"
-    write(job / ".evaluation.lock", {**held, "started": "1"})
+    write(job / ".evaluation.lock", {**content, "started": "1"})
     assert job_state(job).kind == "stopped"
 
 

@@ -132,7 +132,7 @@ async def test_a_call_is_read_as_the_chat_it_was(tmp_path: Path, dialect: str) -
 
 
 @pytest.mark.parametrize("finish", [None, {}, ["length"], 3])
-def test_a_finish_reason_that_is_no_word_is_none(finish: Any) -> None:
+def test_a_finish_reason_that_is_not_a_string_is_none(finish: Any) -> None:
     """A journal of somebody else's may hold anything there; a row is not lost over it."""
     result = (
         {"choices": [{"index": 0, "message": {"role": "assistant", "content": SAID}, "finish_reason": finish}]},

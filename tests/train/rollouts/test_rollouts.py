@@ -41,7 +41,7 @@ def test_the_stand_alone_proxys_folder_is_a_rollout_without_a_reward(tmp_path: P
     assert (same.name, same.journal) == ("default", one.journal)
 
 
-def test_what_lies_inside_a_rollout_is_no_rollout(tmp_path: Path) -> None:
+def test_folders_inside_a_rollout_are_not_rollouts(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", [{"name": "a__1"}, {"name": "b__2", "finished": False}])
     for name in ("a__1", "b__2"):
         write(job / name / "artifacts/result.json", {"task_name": "made by the agent"})
@@ -49,7 +49,7 @@ def test_what_lies_inside_a_rollout_is_no_rollout(tmp_path: Path) -> None:
     assert [(one.name, one.finished) for one in found(tmp_path)] == [("a__1", True), ("b__2", False)]
 
 
-def test_links_are_not_followed_and_told(tmp_path: Path) -> None:
+def test_links_are_skipped_with_a_warning(tmp_path: Path) -> None:
     make_job(tmp_path / "jobs/job", [{"name": "a__1"}])
     (tmp_path / "jobs/latest").symlink_to(tmp_path / "jobs", target_is_directory=True)
     warnings: list[str] = []
@@ -57,7 +57,7 @@ def test_links_are_not_followed_and_told(tmp_path: Path) -> None:
     assert len(warnings) == 1 and "latest" in warnings[0]
 
 
-def test_no_such_path_and_a_file_that_is_no_rollout(tmp_path: Path) -> None:
+def test_missing_paths_and_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(NoSuchPath, match=r"No such path: .*nowhere"):
         found(tmp_path / "nowhere")
     (tmp_path / "notes.txt").write_text("hello")
@@ -66,7 +66,7 @@ def test_no_such_path_and_a_file_that_is_no_rollout(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1, 2]", '{"task_name": "x"', "\x00\x01", '"text"'])
-def test_a_result_that_is_no_json_object_is_told_and_the_others_are_there(tmp_path: Path, text: str) -> None:
+def test_a_malformed_result_is_skipped_with_a_warning(tmp_path: Path, text: str) -> None:
     job = make_job(tmp_path / "job", [{"name": "a__1"}, {"name": "b__2"}])
     (job / "a__1/result.json").write_text(text)
     warnings: list[str] = []
@@ -75,7 +75,7 @@ def test_a_result_that_is_no_json_object_is_told_and_the_others_are_there(tmp_pa
 
 
 @pytest.mark.parametrize("reward", ["NaN", "Infinity", "-Infinity", "true", "false", '"1"', "[1]", "1e999"])
-def test_what_is_no_reward_leaves_the_rollout_unscored_and_says_so(tmp_path: Path, reward: str) -> None:
+def test_an_invalid_reward_leaves_the_rollout_unscored(tmp_path: Path, reward: str) -> None:
     job = make_job(tmp_path / "job", [{"name": "a__1"}])
     path = job / "a__1/result.json"
     path.write_text(path.read_text().replace('"reward": 1.0', f'"reward": {reward}'))
@@ -86,7 +86,7 @@ def test_what_is_no_reward_leaves_the_rollout_unscored_and_says_so(tmp_path: Pat
 
 
 @pytest.mark.parametrize("reward", [5.0, -1.0, 1.0000001])
-def test_a_reward_beyond_the_range_is_kept_and_told(tmp_path: Path, reward: float) -> None:
+def test_a_reward_out_of_range_is_read_with_a_warning(tmp_path: Path, reward: float) -> None:
     warnings: list[str] = []
     [one] = find_rollouts(make_job(tmp_path / "job", [{"reward": reward}]), warnings.append)
     assert one.reward == reward and one.outcome == "failed"
@@ -110,7 +110,7 @@ def test_the_outcome_is_benchflows(tmp_path: Path, result: dict[str, object], ou
     assert one.outcome == outcome
 
 
-def test_unknown_keys_and_odd_values_are_borne(tmp_path: Path) -> None:
+def test_unknown_keys_and_odd_values_are_accepted(tmp_path: Path) -> None:
     odd = {"new_key": {"deep": [1]}, "model": 7, "usage_tracking": None, "task_digest": ["no"], "finished_at": 12}
     [one] = find_rollouts(make_job(tmp_path / "job", [{"result": odd}]))
     assert (one.model, one.task_digest, one.finished_at, one.endpoint_kind) == (None, None, None, None)
@@ -123,7 +123,7 @@ def test_two_rollouts_of_one_name_are_two(tmp_path: Path) -> None:
     assert [one.rollout_path for one in found(tmp_path)] == ["trial-01/job/a__1", "trial-02/job/a__1"]
 
 
-def test_a_half_written_line_is_told_and_the_calls_before_it_are_there(tmp_path: Path) -> None:
+def test_a_half_written_line_costs_only_itself(tmp_path: Path) -> None:
     whole = json.dumps(conversation(1)[0]).encode() + b"\n"
     job = make_job(tmp_path / "job", [{"journal": whole + whole[:500]}])
     warnings: list[str] = []

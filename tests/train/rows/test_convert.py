@@ -1,4 +1,4 @@
-"""`bench train convert`: which rollouts and calls become rows, what is said of the others, what a failure leaves."""
+"""`bench train convert`: which rollouts and calls become rows, and the notes about the others."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_branches_that_share_a_reply_say_that_it_trains_twice(tmp_path: Path) ->
     assert "1 reply(s) are in more than one branch" in notes_of(made)
 
 
-def test_a_reply_that_came_back_changed_cuts_the_conversation_and_is_told(tmp_path: Path) -> None:
+def test_a_changed_reply_cuts_the_conversation_with_a_note(tmp_path: Path) -> None:
     calls = conversation(2)
     calls[1]["request"]["body"]["messages"][1]["content"] = "what the agent made of it"
     job = make_job(tmp_path / "job", [{"calls": calls}])
@@ -108,7 +108,7 @@ def test_a_shared_sampled_span_is_trained_once(tmp_path: Path) -> None:
     assert trained == [8, 3], "the first reply is context in the second row"
 
 
-def test_a_rollout_that_branches_is_no_row_of_trl_grpo(tmp_path: Path) -> None:
+def test_a_rollout_that_branches_gives_no_row_of_trl_grpo(tmp_path: Path) -> None:
     calls = conversation(2)
     fork = line(2, [*calls[1]["metadata"]["token_capture"]["prompt_token_ids"][:16], 7, 8, 9], [1, 2, 3])
     job = make_job(tmp_path / "job", [{"calls": [*calls, fork]}, {}])
@@ -133,7 +133,7 @@ def test_the_choice_the_agent_went_on_with_is_the_reply(tmp_path: Path) -> None:
     assert rows_of(tmp_path / "i.jsonl")[0]["labels"][-4:] == taken["token_ids"]
 
 
-# --- what is left out, and said
+# --- what is left out
 
 
 def test_every_rollout_left_out_is_counted_by_its_reason(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_scored_errors_come_in_when_asked_for(tmp_path: Path) -> None:
     assert convert(job, tmp_path / "o.jsonl", options(include_errored=True)).rows == 3
 
 
-def test_failed_cut_and_side_calls_are_no_rows(tmp_path: Path) -> None:
+def test_failed_cut_and_side_calls_give_no_rows(tmp_path: Path) -> None:
     calls = conversation(2)
     title = line(2, [1, 2], [3], call_purpose="title")
     cut = line(3, [1, 2], [3], outcome="aborted")
@@ -189,14 +189,14 @@ def test_a_rollout_without_capture_gives_message_rows_and_no_ids(tmp_path: Path)
     assert "BENCHFLOW_CAPTURE_TOKEN_LOGPROBS=1" in caught.value.notes[0]
 
 
-def test_an_image_is_no_text(tmp_path: Path) -> None:
+def test_a_message_with_an_image_gives_no_row(tmp_path: Path) -> None:
     picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
     job = make_job(tmp_path / "job", [{}, {"calls": [line(0, [1], [2], messages=picture)]}])
     made = convert(job, tmp_path / "o.jsonl", options())
     assert (made.rows, made.notes) == (1, ["left out 1 call(s): images or other parts that are not text"])
 
 
-def test_reasoning_is_left_out_and_said(tmp_path: Path) -> None:
+def test_reasoning_is_left_out_with_a_note(tmp_path: Path) -> None:
     calls = conversation(1)
     calls[0]["response"]["body"]["choices"][0]["message"]["reasoning_content"] = "two colours, hm"
     made = convert(make_job(tmp_path / "job", [{"calls": calls}]), tmp_path / "o.jsonl", options())
@@ -204,7 +204,7 @@ def test_reasoning_is_left_out_and_said(tmp_path: Path) -> None:
     assert "1 row(s) end in a reply whose reasoning is left out" in notes_of(made)
 
 
-def test_a_reply_that_was_cut_trains_a_stop_token_it_never_sampled_and_that_is_told(tmp_path: Path) -> None:
+def test_a_reply_that_was_cut_is_noted_for_its_stop_token(tmp_path: Path) -> None:
     calls = conversation(1)
     calls[0]["response"]["body"]["choices"][0]["finish_reason"] = "length"
     job = make_job(tmp_path / "job", [{"calls": calls}])
@@ -230,7 +230,7 @@ def test_plain_sampling_can_be_required(tmp_path: Path) -> None:
         assert "left out 1 row(s): sampled otherwise" in notes_of(made)
 
 
-def test_trl_grpo_says_once_a_rollout_how_it_was_sampled(tmp_path: Path) -> None:
+def test_trl_grpo_notes_the_sampling_once_per_rollout(tmp_path: Path) -> None:
     cold = {
         "sent": {"temperature": 0.7, "top_p": 1.0, "top_k": -1, "min_p": 0.0},
         "session": {},
@@ -299,7 +299,7 @@ def test_the_manifest_counts_in_benchflows_words(tmp_path: Path) -> None:
         (["job", "-o", "job/summary.json/o.jsonl"], "cannot write"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_code_2(tmp_path: Path, arguments: list[str], sentence: str) -> None:
+def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: list[str], sentence: str) -> None:
     tool_job(tmp_path / "job")
     answer = subprocess.run(
         [sys.executable, "-m", "train", "convert", *arguments],
@@ -328,7 +328,7 @@ STRANGE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("mode", ["rollout", "exchange", "segment"])
 @pytest.mark.parametrize("form", ["prime-sft", "trl-sft", "openenv-episodes", "trl-sft-ids", "trl-grpo"])
 @pytest.mark.parametrize("kind", STRANGE)
-def test_no_rollout_is_ever_left_out_in_silence(tmp_path: Path, kind: str, form: str, mode: str) -> None:
+def test_no_rollout_is_left_out_silently(tmp_path: Path, kind: str, form: str, mode: str) -> None:
     if form == "openenv-episodes" and mode != "rollout":
         return
     job = make_job(tmp_path / "job", [STRANGE[kind]])

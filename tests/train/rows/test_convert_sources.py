@@ -138,7 +138,7 @@ def test_a_results_file_of_benchflow_0_7_where_zero_means_unscored(tmp_path: Pat
         ("", "is empty"),
     ],
 )
-def test_a_broken_file_of_rows_says_its_line(tmp_path: Path, content: str, sentence: str) -> None:
+def test_a_broken_file_of_rows_names_the_line(tmp_path: Path, content: str, sentence: str) -> None:
     source = tmp_path / "results.jsonl"
     source.write_text(content)
     with pytest.raises((BadInput, FileFormatError), match=sentence):
@@ -164,7 +164,7 @@ def test_golden_lines_keep_their_ids(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reward", [True, float("nan"), "1.0"])
-def test_what_is_no_reward_is_none_and_is_told(tmp_path: Path, reward: Any) -> None:
+def test_an_invalid_reward_is_none_with_a_warning(tmp_path: Path, reward: Any) -> None:
     job = make_job(tmp_path / "job", [{"reward": reward}])
     warned: list[str] = []
     convert(job, tmp_path / "o.jsonl", options(), on_warning=warned.append)
@@ -174,7 +174,7 @@ def test_what_is_no_reward_is_none_and_is_told(tmp_path: Path, reward: Any) -> N
         convert(job, tmp_path / "o.jsonl", options(format="trl-grpo"))
 
 
-def test_a_reward_beyond_its_range_is_kept_and_told(tmp_path: Path) -> None:
+def test_a_reward_out_of_range_is_written_with_a_warning(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", [{"reward": -2.5}])
     warned: list[str] = []
     convert(job, tmp_path / "o.jsonl", options(), on_warning=warned.append)
@@ -182,7 +182,7 @@ def test_a_reward_beyond_its_range_is_kept_and_told(tmp_path: Path) -> None:
     assert "outside of 0 to 1" in warned[0]
 
 
-def test_a_result_that_is_no_json_costs_its_rollout_only(tmp_path: Path) -> None:
+def test_a_result_that_is_not_json_costs_only_its_rollout(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", [{}, {}])
     broken_one = sorted(job.glob("*/result.json"))[0]
     broken_one.write_text('{"task_name": ')
@@ -191,7 +191,7 @@ def test_a_result_that_is_no_json_costs_its_rollout_only(tmp_path: Path) -> None
     assert warned == [f"skipping {broken_one}: not a readable JSON object"]
 
 
-def test_a_file_that_is_no_rollout_is_a_sentence(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_rollout_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(BadInput, match="is not a rollout; give a job folder"):
         convert(tmp_path / "notes.txt", tmp_path / "o.jsonl", options())
@@ -210,7 +210,7 @@ def test_a_log_that_cannot_be_read_costs_its_rollout_only(tmp_path: Path) -> Non
     assert convert(job, tmp_path / "m.jsonl", options()).rows == 2, "its messages are still there"
 
 
-def test_an_unknown_format_key_in_a_line_is_no_matter(tmp_path: Path) -> None:
+def test_unknown_keys_in_a_line_are_ignored(tmp_path: Path) -> None:
     calls = conversation(1)
     calls[0]["surprise"] = {"a": 1}
     calls[0]["metadata"]["token_capture"]["completions"][0]["routing"] = {"source": "vllm/npy-base64"}

@@ -33,7 +33,7 @@ MESSAGE_FORMATS = [name for name in NAMES if find_format(name).reads == "message
 
 
 def made(tmp_path: Path, form: str, calls: list[Line], **options: Any) -> tuple[list[dict[str, Any]], list[str]]:
-    """The rows of a rollout of these calls, and what was told."""
+    """The rows of a rollout of these calls, and the notes."""
     job = make_job(tmp_path / "job", [{"calls": calls}])
     out = tmp_path / SUFFIX.get(form, "rows.jsonl")
     result = convert(job, out, ConvertOptions(format=form, **options)).notes
@@ -92,7 +92,7 @@ def test_arguments_are_objects_for_trl_and_strings_for_prime_and_skyrl(tmp_path:
         assert messages[1]["tool_calls"][0]["function"]["arguments"] == wanted
 
 
-def test_a_reply_whose_arguments_are_no_object_is_left_out_where_they_are_parsed(tmp_path: Path) -> None:
+def test_malformed_arguments_leave_a_reply_out_where_trainers_parse_them(tmp_path: Path) -> None:
     cut = answered(conversation(1)[0], call_message(arguments='{"path": "/app'), [WRITE])
     for form in ("trl-sft", "prime-sft", "skyrl-sft"):
         with pytest.raises(NothingWritten) as caught:
@@ -105,13 +105,13 @@ def test_a_reply_whose_arguments_are_no_object_is_left_out_where_they_are_parsed
 @pytest.mark.parametrize(
     "arguments", ['{"a": NaN}', '{"a": "\\ud83d"}', '{"a": 123456789012345678901234567890}', "[1]"]
 )
-def test_arguments_that_json_cannot_hold_are_no_row(tmp_path: Path, arguments: str) -> None:
+def test_arguments_that_strict_json_cannot_hold_give_no_row(tmp_path: Path, arguments: str) -> None:
     odd = answered(conversation(1)[0], call_message(arguments=arguments), [WRITE])
     with pytest.raises(NothingWritten):
         made(tmp_path, "trl-sft", [odd])
 
 
-def test_a_malformed_call_in_the_prompt_is_kept_as_benchflow_keeps_it(tmp_path: Path) -> None:
+def test_a_malformed_call_in_the_prompt_is_written_as_benchflow_does(tmp_path: Path) -> None:
     calls = tool_rollout()
     calls[1]["request"]["body"]["messages"][1] = call_message(arguments="{bad")
     rows, _ = made(tmp_path, "trl-sft", calls)
@@ -154,7 +154,7 @@ def test_verl_tools_without_parameters_can_be_written(tmp_path: Path) -> None:
     assert rows[0]["tools"][0]["function"]["name"] == "now"
 
 
-def test_verl_says_where_thinking_was_switched(tmp_path: Path) -> None:
+def test_verl_rows_carry_enable_thinking(tmp_path: Path) -> None:
     calls = tool_rollout()
     for call in calls:
         call["request"]["body"]["chat_template_kwargs"] = {"enable_thinking": False}
@@ -221,7 +221,7 @@ def test_rows_of_one_name_are_different_episodes(tmp_path: Path, info: dict[str,
     assert len({row["episode_id"] for row in rows}) == 3
 
 
-def test_an_unscored_rollout_is_no_episode_and_no_grpo_row(tmp_path: Path) -> None:
+def test_an_unscored_rollout_gives_no_episode_and_no_grpo_row(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", [{"reward": None}])
     for form in ("openenv-episodes", "trl-grpo"):
         with pytest.raises(NothingWritten) as caught:
@@ -310,7 +310,7 @@ def spoil(row: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         ("tool_defs", "{", "tool_defs is not valid JSON"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_in_benchflows_words(path: str, value: Any, sentence: str) -> None:
+def test_problems_are_named_in_benchflows_words(path: str, value: Any, sentence: str) -> None:
     assert sentence in find_format("prime-sft").check(spoil(good("prime-sft"), path, value))
 
 
@@ -367,7 +367,7 @@ def test_an_episode_without_a_number_for_reward_is_refused() -> None:
     assert find_format("openenv-episodes").check(row | {"reward": 0.5}) == []
 
 
-def test_a_jsonl_file_is_no_verl_file(tmp_path: Path) -> None:
+def test_verl_needs_a_parquet_file(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("{}\n")
     with pytest.raises(BadInput, match="is not a Parquet file"):
         list(read_rows(tmp_path / "rows.jsonl", find_format("verl-sft")))
@@ -376,7 +376,7 @@ def test_a_jsonl_file_is_no_verl_file(tmp_path: Path) -> None:
         list(read_rows(tmp_path / "rows.parquet", find_format("verl-sft")))
 
 
-def test_a_conversation_that_goes_on_is_made_plain_as_if_each_call_stood_alone() -> None:
+def test_plain_history_equals_each_call_converted_alone() -> None:
     """Only its new messages are looked at; another system prompt, or an edited message, begins anew."""
     system, hi = {"role": "system", "content": None}, {"role": "user", "content": [{"text": "a"}, {"text": "b"}]}
     late, tool = {"role": "developer", "content": "be brief"}, {"role": "tool", "tool_call_id": "c", "content": "ok"}

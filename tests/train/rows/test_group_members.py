@@ -82,7 +82,7 @@ def test_a_member_that_cannot_be_a_row_takes_its_group_with_it(tmp_path: Path) -
     assert "left out 1 rollout(s): in a group with another rollout that cannot be a row" in made.notes
 
 
-def test_a_failed_attempt_that_was_retried_is_no_member(tmp_path: Path) -> None:
+def test_a_failed_attempt_that_was_retried_is_not_a_member(tmp_path: Path) -> None:
     retry = {"max_retries": 2, "exclude_categories": ["timeout"]}
     bad = {"reward": None, "error": "pipe closed", "error_category": "pipe_closed"}
     job = make_job(tmp_path / "job", [bad, {"reward": 1.0}, {"reward": 1.0, "task": "b"}], retry=retry)
@@ -106,5 +106,5 @@ def test_the_groups_options_are_the_streams(tmp_path: Path) -> None:
     assert [row["advantage"] for row in rows_of(tmp_path / "o.jsonl")] == [-1.0, 1.0]
 
 
-def test_every_reason_to_withhold_a_group_is_told() -> None:
+def test_every_reason_to_withhold_a_group_has_a_sentence() -> None:
     assert WITHHELD.keys() == set(get_args(WithheldReason)) and set(WITHHELD.values()) <= REASONS.keys()

@@ -173,7 +173,7 @@ def test_a_row_longer_than_max_length_fails(tmp_path: Path, tokenizer_folder: Pa
         validate(file, "trl-sft", max_length=10)
 
 
-def test_a_template_whose_prompt_is_no_beginning_of_the_whole_is_told(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_a_template_whose_prompt_is_not_a_prefix_is_a_problem(tmp_path: Path, tokenizer_folder: Path) -> None:
     """As Qwen3's does, which opens a block of reasoning in the prompt that the finished turn does not have."""
     folder = tmp_path / "thinks"
     folder.mkdir()
@@ -190,7 +190,7 @@ def test_a_template_whose_prompt_is_no_beginning_of_the_whole_is_told(tmp_path: 
     assert "row 1: no trainable assistant completion tokens" in report.problems
 
 
-def test_a_template_that_refuses_a_row_is_told(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_a_template_that_refuses_a_row_is_a_problem(tmp_path: Path, tokenizer_folder: Path) -> None:
     template = Template(str(tokenizer_folder))
     with pytest.raises(RenderError, match="content"):
         template.text([{"role": "user", "content": None}], [], {})
@@ -204,7 +204,7 @@ def test_a_template_that_refuses_a_row_is_told(tmp_path: Path, tokenizer_folder:
         ("[1]\n", "row 1: top-level record must be an object"),
     ],
 )
-def test_a_file_that_is_no_rows(tmp_path: Path, content: str, sentence: str) -> None:
+def test_a_file_without_rows_is_refused(tmp_path: Path, content: str, sentence: str) -> None:
     (tmp_path / "rows.jsonl").write_text(content)
     try:
         result = " ".join(validate(tmp_path / "rows.jsonl", "prime-sft").problems)
@@ -232,7 +232,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("module", "reason"), BROKEN.values(), ids=BROKEN)
-def test_a_missing_or_broken_extra_is_one_sentence(tmp_path: Path, module: str | None, reason: str) -> None:
+def test_a_missing_or_broken_extra_is_an_error_of_one_sentence(tmp_path: Path, module: str | None, reason: str) -> None:
     file = rows(tmp_path, "trl-sft")
     script = "import sys;" + ("sys.modules['transformers'] = None;" if module is None else "sys.path.insert(0, 'lib');")
     (tmp_path / "lib").mkdir()

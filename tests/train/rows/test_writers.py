@@ -31,7 +31,7 @@ def test_expected_rows_is_checked_before_anything_is_written(tmp_path: Path) -> 
     assert convert(job, out, options(expected_rows=1)).rows == 1
 
 
-def test_no_row_is_no_file_and_code_1(tmp_path: Path) -> None:
+def test_without_rows_no_file_is_written_and_the_exit_code_is_1(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", [{"reward": None, "error": "no"}])
     result = run(job, "-o", tmp_path / "rows/o.jsonl")
     assert result.exit_code == 1
@@ -67,7 +67,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_ctrl_c_and_its_kind_leave_no_half_file(tmp_path: Path, number: signal.Signals, code: int) -> None:
+def test_signals_leave_no_partial_file(tmp_path: Path, number: signal.Signals, code: int) -> None:
     job = make_job(tmp_path / "job", [{}])
     journal = next(job.glob("*/trajectory/llm_trajectory.jsonl"))
     journal.unlink()

@@ -1,4 +1,4 @@
-"""The stream from Python: records of finished rollouts, whole groups, and how a job's end is told."""
+"""The stream from Python: records of finished rollouts, whole groups, and how the end of a job is reported."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_groups_lines_say_how_the_advantage_was_counted(tmp_path: Path) -> Non
     assert (records[0]["advantage_kind"], records[0]["ddof"], records[0]["eps"]) == ("rloo", 0, 0.0)
 
 
-def test_repeats_are_no_group_while_the_job_is_part_of_it(tmp_path: Path) -> None:
+def test_repeats_form_no_group_while_the_job_is_a_key(tmp_path: Path) -> None:
     records, withheld, _ = once(trials(tmp_path, [{}] * 3), group_size=3)
     assert records == [] and [len(rows) for rows in withheld] == [1, 1, 1]
     assert {row["withheld"] for rows in withheld for row in rows} == {"group_incomplete"}  # type: ignore[typeddict-item]
@@ -213,7 +213,7 @@ def test_a_scored_rollout_that_ended_in_an_error_stays_in_its_group(tmp_path: Pa
     assert withheld == [] and [row["error"] for row in records] == [None, late["error"]]
 
 
-def test_calls_that_went_elsewhere_are_no_reason_to_withhold(tmp_path: Path) -> None:
+def test_calls_past_the_proxy_do_not_withhold_a_group(tmp_path: Path) -> None:
     native = {"calls": None, "result": {"usage_tracking": {"endpoint_kind": "agent_native"}}}
     records, withheld, _ = once(trials(tmp_path, [native, native]), group_size=2, group_by="task")
     assert len(records) == 2 and withheld == []
@@ -300,7 +300,7 @@ def test_following_yields_rollouts_as_they_finish_until_the_job_ends(tmp_path: P
     assert seen == [("a", False), ("b", False), ("c", False)]
 
 
-def test_a_folder_that_does_not_exist_yet_is_waited_for(tmp_path: Path) -> None:
+def test_the_stream_waits_for_a_folder_that_does_not_exist_yet(tmp_path: Path) -> None:
     job = tmp_path / "later/job"
     records = follow(job, [lambda: make_job(job, state="running") and None, lambda: end_job(job)])
     assert len(records) == 1
@@ -319,7 +319,7 @@ def test_all_trials_are_waited_for_also_those_that_begin_late(tmp_path: Path) ->
     assert [row["rollout_path"] for row in records] == ["trial-01/job/a", "trial-02/job/b"]
 
 
-def test_a_run_of_which_a_trial_is_missing_is_told(tmp_path: Path) -> None:
+def test_a_missing_trial_of_a_run_is_reported(tmp_path: Path) -> None:
     root = trials(tmp_path / "jobs", [{}, {}])
     for evaluation in root.glob("*/*/evaluation.json"):
         write(evaluation, json.loads(evaluation.read_text()) | {"trials": 3})
@@ -378,7 +378,7 @@ def test_a_user_stopped_job_and_one_that_did_not_finish_in_time_raise_after_the_
     assert seen == ["stopped", "stopped", "running"]
 
 
-def test_bad_arguments_are_told_at_once(tmp_path: Path) -> None:
+def test_bad_arguments_are_refused_at_once(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job")
     with pytest.raises(NoSuchPath, match=r"^no such job folder: .*nowhere$"):
         stream_rollouts(tmp_path / "nowhere", follow=False)
@@ -397,7 +397,7 @@ def test_bad_arguments_are_told_at_once(tmp_path: Path) -> None:
         stream_rollouts(job / "summary.json")
 
 
-def test_nothing_else_is_lost_where_one_thing_is_wrong(tmp_path: Path) -> None:
+def test_a_problem_of_one_rollout_loses_no_other(tmp_path: Path) -> None:
     torn = json.dumps(conversation(1)[0]).encode() + b"\n" + b'{"request": {"bo'
     specs = [
         {"name": "a_no_log", "calls": None}, {"name": "b_torn", "journal": torn}, {"name": "c_nan"},
@@ -503,7 +503,7 @@ def test_a_rollout_whose_folder_grew_under_our_eyes_is_one_rollout(tmp_path: Pat
     assert [one.path for one in tree.poll()[1]] == [str(job / "a__1")]
 
 
-def test_what_the_stand_alone_proxy_wrote_is_passed_by(tmp_path: Path) -> None:
+def test_the_output_of_a_stand_alone_proxy_is_skipped(tmp_path: Path) -> None:
     make_job(tmp_path / "jobs/job", [{"name": "a__1"}])
     folder = tmp_path / "jobs/captures/default/trajectory"
     folder.mkdir(parents=True)

@@ -45,7 +45,7 @@ def test_the_call_and_the_token_that_differ_are_named(tmp_path: Path) -> None:
     assert found.mean == pytest.approx(0.5 / 8)
 
 
-def test_a_logprob_that_is_no_number_is_beyond_any_tolerance(tmp_path: Path) -> None:
+def test_nan_is_beyond_any_tolerance(tmp_path: Path) -> None:
     found = audit(make_job(tmp_path / "job", [{"calls": conversation(1)}]), FakeModel({1101: math.nan}), tolerance=99)
     assert [call.at for call in found.beyond] == [1]
 
@@ -60,7 +60,7 @@ def test_the_limit_counts_calls(tmp_path: Path) -> None:
     assert len(audit(job, FakeModel(), limit=4).calls) == 4
 
 
-def test_the_command_says_it_and_its_exit_code_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_differences_and_exits_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = make_job(tmp_path / "job", [{"name": "a__1", "calls": conversation(2)}])
     monkeypatch.setattr(audit_command, "load_score", lambda model: FakeModel({1112: 0.5}))
     done = CliRunner().invoke(app, ["audit", str(job), "--model", "m"])
@@ -68,14 +68,14 @@ def test_the_command_says_it_and_its_exit_code_too(tmp_path: Path, monkeypatch: 
     assert "2 calls, 8 sampled tokens: largest difference 0.5, mean 0.062" in done.stdout
     assert "1 of 2 calls are beyond the tolerance of 0.001" in done.stdout
     assert "a__1 call 1 (line 1): 0.5 at sampled token 2 (id 1112)" in done.stdout
-    assert "importance ratios" in done.stdout, "sampling that is not plain is told"
+    assert "importance ratios" in done.stdout, "sampling that is not plain is reported"
     result = json.loads(CliRunner().invoke(app, ["audit", str(job), "--model", "m", "--json"]).stdout)
     assert (result["calls"], result["tokens"], len(result["beyond"]), result["sampling"][0][:4]) == (2, 8, 1, "a__1")
     monkeypatch.setattr(audit_command, "load_score", lambda model: FakeModel())
     assert CliRunner().invoke(app, ["audit", str(job), "--model", "m"]).exit_code == 0
 
 
-def test_without_the_extra_it_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.path", [])
     monkeypatch.delitem(__import__("sys").modules, "torch", raising=False)
     with pytest.raises(BadInput, match=r"requires the benchflow trl extra .*pip install"):

@@ -48,16 +48,16 @@ def test_the_seeds_lines(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("state", "kept"), [("finished", False), ("stopped", False), ("running", True)])
-def test_what_a_job_dropped_is_no_rollout_of_it(tmp_path: Path, state: str, kept: bool) -> None:
+@pytest.mark.parametrize(("state", "listed"), [("finished", False), ("stopped", False), ("running", True)])
+def test_unfinished_rollouts_of_a_finished_job_are_left_out(tmp_path: Path, state: str, listed: bool) -> None:
     """`bench run --resume` runs the task again under another name; the folder of the rollout that was stopped stays."""
     plain = conversation(2, sampling=PLAIN)
     rollouts = [{"name": "t__1", "calls": plain}, {"name": "t__2", "calls": plain, "finished": False}]
     job = make_job(tmp_path / "job", rollouts, state=state)
     result = run(job)
-    assert result.stdout.splitlines()[-1].startswith("2 of 2" if kept else "1 of 1")
-    told = "leaving out t__2: its job is over, and it never finished\n"
-    assert result.stderr == ("" if kept else told)
+    assert result.stdout.splitlines()[-1].startswith("2 of 2" if listed else "1 of 1")
+    seen = "leaving out t__2: its job is over, and it never finished\n"
+    assert result.stderr == ("" if listed else seen)
     assert run(job / "t__2").stdout.splitlines()[-1].startswith("1 of 1")
 
 
@@ -113,7 +113,7 @@ def test_the_proxys_own_folder_and_a_bare_journal(tmp_path: Path) -> None:
         assert run(path).stdout.splitlines()[0].startswith("yes  default [vllm]: 2/2 calls complete")
 
 
-def test_two_rollouts_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_rollouts_of_the_same_name_are_named_by_path(tmp_path: Path) -> None:
     for trial in ("trial-01", "trial-02"):
         make_job(tmp_path / "jobs" / trial / "job", [{"name": "a__1"}])
     first, second, total = run(tmp_path / "jobs").stdout.splitlines()
@@ -121,7 +121,7 @@ def test_two_rollouts_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert total.startswith("2 of 2")
 
 
-def test_a_folder_without_rollouts_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_rollouts_is_reported(tmp_path: Path) -> None:
     done = run(tmp_path)
     assert done.exit_code == 0 and f"there is no rollout and no journal in {tmp_path}" in done.stderr
 
@@ -164,10 +164,10 @@ def test_calls_without_tools_beside_calls_with_them_are_helpers(tmp_path: Path) 
         one["request"]["body"]["tools"] = [{"type": "function", "function": {"name": "bash"}}]
     helper = side(2)
     helper["request"]["body"].pop("tools", None)
-    told = tokens(tmp_path, [*calls, helper])
-    assert [call.kind for call in told.calls] == ["agent", "agent", "helper"] and told.training_grade
-    assert [(segment.kind, segment.sampled) for segment in told.segments] == [("agent", 8), ("helper", 1)]
-    assert told.segment_notes[1]["trainable"] is False and told.segment_notes[1]["excluded"] == "kind:helper"
+    seen = tokens(tmp_path, [*calls, helper])
+    assert [call.kind for call in seen.calls] == ["agent", "agent", "helper"] and seen.training_grade
+    assert [(segment.kind, segment.sampled) for segment in seen.segments] == [("agent", 8), ("helper", 1)]
+    assert seen.segment_notes[1]["trainable"] is False and seen.segment_notes[1]["excluded"] == "kind:helper"
 
 
 def test_two_conversations_that_interleave_are_two_threads(tmp_path: Path) -> None:
@@ -178,15 +178,15 @@ def test_two_conversations_that_interleave_are_two_threads(tmp_path: Path) -> No
     mixed = [call for pair in zip(one, other, strict=True) for call in pair]
     for number, call in enumerate(mixed):
         call["metadata"]["call"] = number
-    told = tokens(tmp_path, mixed)
-    assert told.training_grade and not told.breaks
-    assert [sequence.calls for sequence in told.sequences] == [(0, 2, 4), (1, 3, 5)]
-    assert told.coverage["prefix"] == {"pairs": 4, "extends_previous_call": 4, "breaks": []}
+    seen = tokens(tmp_path, mixed)
+    assert seen.training_grade and not seen.breaks
+    assert [sequence.calls for sequence in seen.sequences] == [(0, 2, 4), (1, 3, 5)]
+    assert seen.coverage["prefix"] == {"pairs": 4, "extends_previous_call": 4, "breaks": []}
 
 
 def test_calls_are_taken_in_the_order_they_began(tmp_path: Path) -> None:
-    told = tokens(tmp_path, conversation(3)[::-1])
-    assert told.training_grade and told.sequences[0].calls == (0, 1, 2) and told.sequences[0].lines == (2, 1, 0)
+    seen = tokens(tmp_path, conversation(3)[::-1])
+    assert seen.training_grade and seen.sequences[0].calls == (0, 1, 2) and seen.sequences[0].lines == (2, 1, 0)
 
 
 def resampled(**changes: Any) -> list[dict[str, Any]]:
@@ -214,9 +214,9 @@ OTHER_LOGPROBS = [-0.01, -0.02, -0.03, -0.04]
 
 
 def test_equal_replies_with_other_logprobs_are_not_guessed(tmp_path: Path) -> None:
-    told = tokens(tmp_path, resampled(logprobs=OTHER_LOGPROBS))
-    assert not told.training_grade and "not guessed" in str(told.reason)
-    assert told.coverage["ambiguous"] == [{"call": 2, "continues": [0, 1]}]
+    seen = tokens(tmp_path, resampled(logprobs=OTHER_LOGPROBS))
+    assert not seen.training_grade and "not guessed" in str(seen.reason)
+    assert seen.coverage["ambiguous"] == [{"call": 2, "continues": [0, 1]}]
 
 
 @pytest.mark.parametrize(
@@ -234,8 +234,8 @@ def test_equal_replies_with_other_logprobs_are_not_guessed(tmp_path: Path) -> No
 def test_the_reply_that_came_back_is_the_one_that_lives_on(
     tmp_path: Path, changes: dict[str, Any], parent: int
 ) -> None:
-    told = tokens(tmp_path, resampled(**changes))
-    assert told.training_grade and told.placements[2].parent == parent
+    seen = tokens(tmp_path, resampled(**changes))
+    assert seen.training_grade and seen.placements[2].parent == parent
 
 
 def test_empty_replies_are_nobodys_parents(tmp_path: Path) -> None:
@@ -247,26 +247,26 @@ def test_empty_replies_are_nobodys_parents(tmp_path: Path) -> None:
     again = copy.deepcopy(empty)
     for number, call in enumerate((empty, again, first, second)):
         call["metadata"]["call"] = number
-    told = tokens(tmp_path, [empty, again, first, second])
-    assert told.training_grade
-    assert [sequence.calls for sequence in told.segments] == [(2, 3)]
+    seen = tokens(tmp_path, [empty, again, first, second])
+    assert seen.training_grade
+    assert [sequence.calls for sequence in seen.segments] == [(2, 3)]
 
 
-def test_a_conversation_goes_on_over_a_call_that_is_not_complete(tmp_path: Path) -> None:
+def test_a_conversation_continues_over_an_incomplete_call(tmp_path: Path) -> None:
     calls = conversation(3)
     calls[1]["metadata"]["token_capture"]["completions"][0]["logprobs"] = None
-    told = tokens(tmp_path, calls)
-    (one,) = told.segments
+    seen = tokens(tmp_path, calls)
+    (one,) = seen.segments
     assert one.calls == (0, 2) and one.completion_mask == [1] * 4 + [0] * (3 + 4 + 3) + [1] * 4
-    assert not told.training_grade and told.sequences == []
+    assert not seen.training_grade and seen.sequences == []
 
 
-def test_a_prompt_after_a_first_call_without_ids_says_after_what_it_begins(tmp_path: Path) -> None:
+def test_a_segment_after_a_call_without_ids_names_that_call(tmp_path: Path) -> None:
     calls = conversation(2)
     capture = calls[0]["metadata"]["token_capture"]
     capture["completions"][0] |= {"token_ids": None, "logprobs": None, "tokens": None}
-    told = tokens(tmp_path, calls)
-    assert told.segment_notes[0]["start"] == {"reason": "after_dropped_call", "call": 0}
+    seen = tokens(tmp_path, calls)
+    assert seen.segment_notes[0]["start"] == {"reason": "after_dropped_call", "call": 0}
 
 
 # failed calls
@@ -290,8 +290,8 @@ def test_in_benchflows_logs_a_retry_is_the_call_with_the_same_messages(tmp_path:
         one["metadata"].pop("retry_of", None)
     assert tokens(tmp_path, [first, *calls]).training_grade
     calls[0]["request"]["body"]["messages"].append({"role": "user", "content": "something else"})
-    told = tokens(tmp_path / "other", [first, *calls])
-    assert not told.training_grade and told.coverage["failed_attempts"] == {
+    seen = tokens(tmp_path / "other", [first, *calls])
+    assert not seen.training_grade and seen.coverage["failed_attempts"] == {
         "retried": 0,
         "unretried": 1,
         "refused": 0,
@@ -438,17 +438,17 @@ def test_a_torn_line_costs_the_grade_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_a_journal_that_could_not_be_written_is_not_whole(tmp_path: Path) -> None:
-    told = tokens(
+    seen = tokens(
         tmp_path, conversation(2), result={"export_error": "cannot write the journal: No space left on device"}
     )
-    assert not told.training_grade and "No space left" in str(told.reason)
+    assert not seen.training_grade and "No space left" in str(seen.reason)
 
 
-def test_a_capture_of_another_version_is_told(tmp_path: Path) -> None:
+def test_a_capture_of_another_version_is_reported(tmp_path: Path) -> None:
     calls = conversation(2)
     calls[1]["metadata"]["token_capture"]["schema_version"] = "benchflow.token_capture.v9"
-    told = tokens(tmp_path, calls)
-    assert not told.training_grade and "v9" in str(told.reason)
+    seen = tokens(tmp_path, calls)
+    assert not seen.training_grade and "v9" in str(seen.reason)
 
 
 def test_a_log_with_the_numbers_of_two_proxies_is_read_by_its_lines(tmp_path: Path) -> None:
@@ -473,9 +473,9 @@ def test_a_log_that_cannot_be_read_is_one_line_and_no_crash(tmp_path: Path) -> N
 
 def test_json_carries_all_of_it(tmp_path: Path) -> None:
     make_job(tmp_path / "job", [{"name": "a__1"}, {"name": "b__2", "calls": broken(2)}])
-    told = json.loads(run(tmp_path / "job", "--json", "--explain").stdout)
-    assert (told["rollouts"], told["training_grade_rollouts"]) == (2, 1)
-    good, bad = told["per_rollout"]
+    seen = json.loads(run(tmp_path / "job", "--json", "--explain").stdout)
+    assert (seen["rollouts"], seen["training_grade_rollouts"]) == (2, 1)
+    good, bad = seen["per_rollout"]
     assert good["rollout"] == "a__1" and good["status"] == "captured" and good["path"] == "vllm"
     assert (good["calls"], good["captured_calls"], good["complete_calls"]) == (2, 2, 2)
     assert good["prefix"] == {"pairs": 1, "extends_previous_call": 1, "breaks": []}
@@ -488,12 +488,12 @@ def real_break(tmp_path: Path, name: str) -> Path:
     """A job of two calls made of a labelled break, and a folder with its tokenizer."""
     case = next(case for case in cases() if case.name == name)
     calls = []
-    for number, told in enumerate((case.before, case.after)):
-        sampled = told.sampled.tolist() or [504, 2]
-        made = line(number, told.prompt.tolist(), sampled, messages=list(told.messages or []), sampling=PLAIN)
-        made["request"]["body"]["tools"] = told.tools
+    for number, seen in enumerate((case.before, case.after)):
+        sampled = seen.sampled.tolist() or [504, 2]
+        made = line(number, seen.prompt.tolist(), sampled, messages=list(seen.messages or []), sampling=PLAIN)
+        made["request"]["body"]["tools"] = seen.tools
         made["response"]["body"]["usage"]["completion_tokens"] = len(sampled)
-        made["response"]["body"]["choices"][0]["message"] = told.reply or {"role": "assistant", "content": "ok"}
+        made["response"]["body"]["choices"][0]["message"] = seen.reply or {"role": "assistant", "content": "ok"}
         calls.append(made)
     make_job(tmp_path / "job", [{"name": "write-number__5cfd1b6d", "calls": calls}])
     (tmp_path / "tokenizer").mkdir()
@@ -515,7 +515,7 @@ def test_explain_shows_both_sides_the_cause_and_what_to_do(tmp_path: Path) -> No
     assert "sampled with" not in text, "plain sampling needs no word"
 
 
-def test_a_tokenizer_that_is_none_is_one_sentence(tmp_path: Path) -> None:
+def test_a_bad_tokenizer_is_an_error_of_one_sentence(tmp_path: Path) -> None:
     make_job(tmp_path / "job", [{}])
     done = run(tmp_path / "job", "--explain", "--tokenizer", tmp_path)
     assert "no tokenizer.json there" in str(done.exception)
@@ -539,23 +539,25 @@ def test_a_tokenizer_that_is_none_is_one_sentence(tmp_path: Path) -> None:
         ({"temperature": None}, "the engine's own temperature (not sent"),
     ],
 )
-def test_sampling_that_is_not_plain_is_told_once_a_rollout(tmp_path: Path, sent: dict[str, Any], word: str) -> None:
+def test_sampling_that_is_not_plain_is_reported_once_per_rollout(
+    tmp_path: Path, sent: dict[str, Any], word: str
+) -> None:
     parameters = {name: value for name, value in (PLAIN["sent"] | sent).items() if value is not None}  # type: ignore[operator]
     sampling = {"sent": parameters, "session": {}, "engine_defaults": None}
     make_job(tmp_path / "job", [{"calls": conversation(2, sampling=sampling)}])
-    (told,) = [one for one in run(tmp_path / "job", "--explain").stdout.splitlines() if "sampled with" in one]
-    assert word in told and "2 calls sampled with" in told and "importance ratios" in told
+    (seen,) = [one for one in run(tmp_path / "job", "--explain").stdout.splitlines() if "sampled with" in one]
+    assert word in seen and "2 calls sampled with" in seen and "importance ratios" in seen
 
 
-def test_training_grade_with_a_known_bias_is_said_to_be_both(tmp_path: Path) -> None:
+def test_a_known_bias_of_training_grade_rollouts_is_reported(tmp_path: Path) -> None:
     biased = conversation(1, sampling={**PLAIN, "sent": {"temperature": 0.7, "tool_choice": "required"}})
     unknown = conversation(1, sampling={**PLAIN, "sent": {}})
     make_job(
         tmp_path / "job", [{"calls": calls} for calls in (biased, biased, unknown, conversation(1, sampling=PLAIN))]
     )
-    told = run(tmp_path / "job")
-    assert told.stdout.splitlines()[-1].startswith("4 of 4 rollouts are training-grade")
-    assert told.stderr == (
+    seen = run(tmp_path / "job")
+    assert seen.stdout.splitlines()[-1].startswith("4 of 4 rollouts are training-grade")
+    assert seen.stderr == (
         "2 training-grade rollouts sampled with temperature 0.7 and a tool grammar (tool_choice): complete, but their "
         "logprobs are biased for importance ratios (--explain)\n"
     )
@@ -568,27 +570,27 @@ def test_known_defaults_of_the_engine_count(tmp_path: Path) -> None:
     assert tokens(tmp_path, calls).coverage["sampling"][0]["plain"] is True
 
 
-def test_defaults_that_nobody_knows_are_not_said_to_be_other_than_plain() -> None:
+def test_unknown_defaults_are_reported_as_unknown() -> None:
     assert "were not sampled from the plain policy, so" in sentence(["temperature 0.8", "top_p unknown"])
 
 
-def test_a_grammar_alone_is_not_said_to_go_away_by_sampling_parameters() -> None:
+def test_no_sampling_parameter_is_offered_against_a_grammar() -> None:
     assert sentence(["llama.cpp's tool grammar"]).endswith(
         "; correct for it in the trainer: --sampling cannot remove a grammar"
     )
     assert "sample plainly (--sampling" in sentence(["llama.cpp's tool grammar", "top_p 0.95"])
-    told = sentence(["temperature unknown", "top_p unknown"])
-    assert "may not have been sampled" in told and "were not sampled" not in told
+    seen = sentence(["temperature unknown", "top_p unknown"])
+    assert "may not have been sampled" in seen and "were not sampled" not in seen
 
 
-def test_a_log_that_kept_no_sampling_is_read_from_its_requests(tmp_path: Path) -> None:
+def test_sampling_is_read_from_requests_where_it_was_not_recorded(tmp_path: Path) -> None:
     calls = conversation(1)
     calls[0]["metadata"].pop("sampling", None)
     calls[0]["request"]["body"] |= {"temperature": 0.3, "top_p": 1, "top_k": -1, "min_p": 0}
     assert tokens(tmp_path, calls).coverage["sampling"][0]["not_plain"] == ["temperature 0.3"]
 
 
-def test_roles_and_parts_that_are_no_text_are_read_all_the_same(tmp_path: Path) -> None:
+def test_unknown_roles_and_parts_are_read(tmp_path: Path) -> None:
     calls = conversation(2)
     for call in calls:
         call["request"]["body"]["messages"] = [
