@@ -19,10 +19,10 @@ _LONGEST_END: Final = 4
 
 @dataclass(slots=True)
 class Event:
-    """`data` is the joined data lines, None where the event has none (a comment); `event` its name, where it has one.
+    """`data` is the joined data lines, None where the event has none (a comment); `event` its name, if any.
 
-    `raw` is the event as it came, its blank line included. `complete` is False for what a stream that ended too early
-    left behind.
+    `raw` is the event as it came, its blank line included. `complete` is False for the rest of a stream that ended
+    too early.
     """
 
     data: bytes | None
@@ -31,11 +31,11 @@ class Event:
     complete: bool = True
 
 
-class Decoder:
-    """Feed it bytes as they come; it gives the events that these bytes complete."""
+class EventDecoder:
+    """Takes the bytes of a stream as they come; returns the events that they complete."""
 
     def __init__(self) -> None:
-        self._held = bytearray()
+        self._buffer = bytearray()
         self._searched = 0
         self._carriage_returns = False
         self._started = False
@@ -47,20 +47,20 @@ class Decoder:
         if b"\r" in data:
             self._carriage_returns = True
         found: list[Event] = []
-        if not self._held and not self._carriage_returns:
+        if not self._buffer and not self._carriage_returns:
             used = self._one_line_events(data, found)
             if used == len(data):
                 return found
             data = data[used:]
-        if self._held:
-            self._held += data
-            used = self._split(bytes(self._held) if len(self._held) < 4096 else self._held, found)
-            del self._held[:used]
+        if self._buffer:
+            self._buffer += data
+            used = self._split(bytes(self._buffer) if len(self._buffer) < 4096 else self._buffer, found)
+            del self._buffer[:used]
         else:
             used = self._split(data, found)
-            self._held += data[used:] if used else data
-        # What is held has no end of an event in it, but for what the next bytes may complete.
-        self._searched = max(0, len(self._held) - _LONGEST_END)
+            self._buffer += data[used:] if used else data
+        # The buffer holds no end of an event, except one that the next bytes may complete.
+        self._searched = max(0, len(self._buffer) - _LONGEST_END)
         return found
 
     @property
@@ -69,9 +69,9 @@ class Decoder:
         return len(self._held)
 
     def flush(self) -> list[Event]:
-        """What is left when the stream is over: an event without its blank line is not complete."""
-        left = bytes(self._held)
-        self._held.clear()
+        """The rest when the stream has ended. An event without its blank line is not complete."""
+        left = bytes(self._buffer)
+        self._buffer.clear()
         self._searched = 0
         if not left.strip(b"\r\n"):
             return []

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from capture.record import TokenCapture
-from capture.sse import Decoder, Event
+from capture.sse import Event, EventDecoder
 from proxy.calls.facts import Facts
 from proxy.calls.journal_line import journal_line
 from proxy.calls.reply_bytes import is_event_stream, loads, refusal_text
@@ -120,7 +120,7 @@ class Call:
         headers = self._headers(response)
         if self.translator.starts_at_once:
             writer.start(headers)
-        decoder = Decoder()
+        decoder = EventDecoder()
 
         received = 0
 

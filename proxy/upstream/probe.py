@@ -11,7 +11,7 @@ import orjson
 from capture.engines.reader import Reader
 from capture.engines.request import CaptureOptions
 from capture.record import TokenCapture
-from capture.sse import Decoder
+from capture.sse import EventDecoder
 from capture.token_in.bridge import REASONS
 from proxy.errors import UpstreamError
 from proxy.settings import Settings
@@ -90,7 +90,7 @@ async def probe(replica: Replica, settings: Settings) -> tuple[bool, str]:
         await replica.answer_follow_ups(engine, reader)
         reader.body(data)
     else:
-        decoder = Decoder()
+        decoder = EventDecoder()
         for event in [*decoder.feed(data), *decoder.flush()]:
             if event.data and event.data != b"[DONE]":
                 reader.event(event.data, event.event)

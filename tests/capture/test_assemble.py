@@ -15,7 +15,7 @@ from capture.engines import engine
 from capture.engines.reader import Reader
 from capture.engines.request import CaptureOptions
 from capture.engines.wires import CHAT
-from capture.sse import Decoder
+from capture.sse import EventDecoder
 from capture.surrogates import SurrogateJoiner
 from capture.tool_calls import ToolCalls
 
@@ -212,7 +212,7 @@ def test_a_body_streamed_cut_anywhere_and_assembled_is_the_body(
     request = {"stream": True, "n": len(messages)}
     vllm = engine("vllm")
     reader = Reader(vllm, CHAT, request, vllm.ask(CHAT, request, CaptureOptions()))
-    decoder = Decoder()
+    decoder = EventDecoder()
     position = turn = 0
     while position < len(data):
         size = cuts[turn % len(cuts)]

@@ -14,7 +14,7 @@ from capture.engines.reader import Reader
 from capture.engines.request import CaptureOptions
 from capture.engines.wires import CHAT
 from capture.record import Ids
-from capture.sse import Decoder
+from capture.sse import EventDecoder
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -29,7 +29,7 @@ def ended(name: str) -> list[str]:
     ask = kind.ask(CHAT, body, CaptureOptions())
     reader = Reader(kind, CHAT, body, ask)
     if body.get("stream"):
-        decoder = Decoder()
+        decoder = EventDecoder()
         for event in [*decoder.feed(data), *decoder.flush()]:
             if event.data and event.data.strip() != b"[DONE]":
                 reader.event(event.data)

@@ -17,7 +17,7 @@ from capture.engines.answer.fast_chunk import opening, parts
 from capture.engines.reader import Reader
 from capture.engines.request import CaptureOptions
 from capture.engines.wires import CHAT
-from capture.sse import Decoder
+from capture.sse import EventDecoder
 
 VLLM = Path(__file__).parent / "transcripts/vllm"
 STREAMS = [
@@ -63,7 +63,7 @@ def both_ways(events: list[bytes], monkeypatch: pytest.MonkeyPatch, body: dict[s
 @pytest.mark.parametrize("asked", [{}, {"logprobs": True}, {"return_token_ids": True}, {"n": 2}])
 def test_recorded_streams(name: str, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     data = (VLLM / name).read_bytes()
-    events = [one.data for one in Decoder().feed(data) if one.data and one.data != b"[DONE]"]
+    events = [one.data for one in EventDecoder().feed(data) if one.data and one.data != b"[DONE]"]
     assert events
     both_ways(events, monkeypatch, {**BODY, **asked})
 
@@ -81,7 +81,7 @@ def test_a_count_that_comes_before_the_text_is_read_in_every_chunk(monkeypatch: 
 def test_a_dialect_hears_of_a_regular_chunk_its_text_alone() -> None:
     vllm = engine("vllm")
     reader: Reader = Reader(vllm, CHAT, BODY, vllm.ask(CHAT, BODY, CaptureOptions()))
-    events = Decoder().feed((VLLM / "chat-plain-length-stream.body").read_bytes())
+    events = EventDecoder().feed((VLLM / "chat-plain-length-stream.body").read_bytes())
     given = [reader.chunk(event.data) for event in events if event.data and event.data != b"[DONE]"]
     short = [one for one in given if one is not None and set(one) == {"choices"}]
     assert len(short) == len(given) - 2  # all but the role and the count
@@ -99,7 +99,7 @@ def test_a_dialect_hears_of_a_regular_chunk_its_text_alone() -> None:
     ],
 )
 def test_the_chunks_of_vllm_are_regular(name: str, others: int) -> None:
-    events = [one.data for one in Decoder().feed((VLLM / name).read_bytes()) if one.data]
+    events = [one.data for one in EventDecoder().feed((VLLM / name).read_bytes()) if one.data]
     found = [event for event in events if (begins := opening(event)) is not None and parts(event, begins) is not None]
     assert len(found) == len(events) - others
 

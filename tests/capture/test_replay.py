@@ -13,7 +13,7 @@ from capture.engines import engine
 from capture.engines.reader import Reader
 from capture.engines.request import CaptureOptions
 from capture.engines.wires import CHAT, COMPLETIONS
-from capture.sse import Decoder
+from capture.sse import EventDecoder
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 SIZES = [1, 7, 64, 1 << 30]
@@ -67,7 +67,7 @@ class Replay:
         if not self.streamed:
             self.agent.append(json.loads(self.reader.body(self.data)))
             return
-        decoder = Decoder()
+        decoder = EventDecoder()
         events = []
         for start in range(0, len(self.data), size):
             events += decoder.feed(self.data[start : start + size])
@@ -130,7 +130,7 @@ def test_every_recorded_stream_is_the_same_events_at_every_size(path: Path) -> N
     data = path.read_bytes()
     decoded = []
     for size in SIZES:
-        decoder = Decoder()
+        decoder = EventDecoder()
         events = [event for at in range(0, len(data), size) for event in decoder.feed(data[at : at + size])]
         events += decoder.flush()
         assert b"".join(event.raw for event in events) == data

@@ -9,11 +9,11 @@ import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capture.sse import Decoder, Event
+from capture.sse import Event, EventDecoder
 
 
 def decode(data: bytes, size: int = 1 << 30) -> list[Event]:
-    decoder = Decoder()
+    decoder = EventDecoder()
     events: list[Event] = []
     for start in range(0, len(data), size):
         events += decoder.feed(data[start : start + size])
@@ -100,7 +100,7 @@ def test_any_stream_cut_anywhere_means_what_its_lines_say(
             held = []
         elif line.partition(b":")[0] == b"data":
             held.append(line.partition(b":")[2].removeprefix(b" "))
-    decoder = Decoder()
+    decoder = EventDecoder()
     events: list[Event] = []
     places = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
     for start, stop in itertools.pairwise(places):

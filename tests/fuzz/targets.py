@@ -33,7 +33,7 @@ from capture.journal.redact import redact
 from capture.json import dumps, parse
 from capture.record import TokenCapture
 from capture.schemas import examples
-from capture.sse import Decoder, Event
+from capture.sse import Event, EventDecoder
 from proxy.dialects.anthropic.dialect import AnthropicDialect
 from proxy.dialects.base import Dialect
 from proxy.dialects.responses.dialect import ResponsesDialect
@@ -91,7 +91,7 @@ def sse(data: bytes, places: list[int]) -> None:
 
 
 def decoded(pieces: list[bytes]) -> list[Event]:
-    decoder = Decoder()
+    decoder = EventDecoder()
     events = [event for piece in pieces for event in decoder.feed(piece)]
     return events + decoder.flush()
 

@@ -12,7 +12,7 @@ from capture.engines import engine
 from capture.engines.reader import Reader
 from capture.engines.request import CaptureOptions
 from capture.engines.wires import CHAT
-from capture.sse import Decoder
+from capture.sse import EventDecoder
 
 TRANSCRIPTS = Path(__file__).parents[1] / "transcripts"
 VLLM = ("tool-auto-forced-stream", "tool-required-stream", "reasoning-stream", "chat-tokid-stream")
@@ -22,7 +22,7 @@ KINDS = ("logprobs", "token_ids", "prompt_token_ids", "sglext")
 
 
 def chunks(name: str) -> list[dict[str, Any]]:
-    decoder = Decoder()
+    decoder = EventDecoder()
     events = [*decoder.feed((TRANSCRIPTS / f"{name}.body").read_bytes()), *decoder.flush()]
     return [json.loads(event.data) for event in events if event.data and event.data != b"[DONE]"]
 

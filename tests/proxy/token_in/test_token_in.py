@@ -18,8 +18,8 @@ from tests.chat_templates import encode
 from tests.conversations import TOOLS
 from tests.proxy.conftest import Bench, Started
 from tests.proxy.fake_engine import FakeEngine
-from tests.proxy.template_engine import TemplateEngine
 from tests.proxy.test_golden import EXAMPLES, steady
+from tests.proxy.token_in.template_engine import TemplateEngine
 from train.tokens.coverage import coverage
 
 STOP = "<|im_end|>"
