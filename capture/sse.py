@@ -66,7 +66,7 @@ class EventDecoder:
     @property
     def pending(self) -> int:
         """Bytes of an event whose end has not come."""
-        return len(self._held)
+        return len(self._buffer)
 
     def flush(self) -> list[Event]:
         """The rest when the stream has ended. An event without its blank line is not complete."""
