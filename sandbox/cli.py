@@ -210,6 +210,8 @@ def session_options(
     policy_version: str | None, sampling: list[str], token_in: str, provider: Provider | None
 ) -> SessionOptions:
     """What the sessions of the job's rollouts have. Raises `JobError`."""
+    if token_in != "off" and provider is not None and provider.engine == "other":
+        raise JobError(f"--token-in needs token ids, which {provider.model} does not return; leave it out")
     capture = provider is None or provider.capture
     try:
         options = SessionOptions(

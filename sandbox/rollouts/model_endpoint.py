@@ -59,16 +59,21 @@ def read_provider(model: str | None, env: Mapping[str, str]) -> Provider:
         raise JobError(f"{BASE_URL}={base} is no address; give one such as http://{base.partition('/')[0]}/v1")
     key = env.get(API_KEY) or (os.environ.get("OPENAI_API_KEY") if prefix == "openai" else None)
     try:
-        capture, top_logprobs = read_capture(env, default=False), read_top_logprobs(env)
+        # A hosted API is not asked for tokens; with capture on, each call's record says that it returns none.
+        capture, top_logprobs = read_capture(env, default=prefix == "openai"), read_top_logprobs(env)
     except SettingsError as error:
         raise JobError(str(error)) from error
-    capture = capture and prefix != "openai"
     return Provider(model, ENGINES[prefix], served, base.rstrip("/"), key or None, capture, top_logprobs)
 
 
 def without_tokens(provider: Provider) -> str | None:
-    """A warning before a job whose engine could return token ids and is not asked to; afterwards it is too late."""
-    if provider.capture or provider.engine == "other":
+    """A warning before a job whose calls will have no token ids; afterwards it is too late."""
+    if provider.engine == "other":
+        return (
+            f"{provider.model} is called as a hosted API, which returns no token ids: its calls are recorded with text "
+            "and usage only; serve the model with vLLM, SGLang or llama.cpp to capture its tokens"
+        )
+    if provider.capture:
         return None
     return f"this job's calls are recorded without token ids and logprobs; --agent-env {TOKEN_LOGPROBS}=1 captures them"
 
@@ -92,7 +97,8 @@ def check_reachable(provider: Provider, timeout: float = 10.0) -> None:
         )
     # Engines name themselves here. Asked as another engine is, they return no ids, and the job would be useless.
     owner = next((str(row.get("owned_by")) for row in rows if row.get("id") == provider.served), None)
-    if provider.capture and owner in ENGINES and ENGINES[owner] not in (provider.engine, "other"):
+    known = provider.engine if provider.capture else "other"
+    if known != "other" and owner in ENGINES and ENGINES[owner] not in (known, "other"):
         raise JobError(
             f"the engine at {provider.base_url} is {owner}, not {provider.engine}; give -m {owner}/{provider.served}"
         )

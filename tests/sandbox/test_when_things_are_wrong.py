@@ -18,6 +18,7 @@ from sandbox.agents import find_agent
 from sandbox.agents.mini import Mini
 from sandbox.agents.nop import Nop
 from sandbox.agents.oracle import Oracle
+from sandbox.cli import session_options
 from sandbox.containers.docker import connect
 from sandbox.containers.pool import DockerPool
 from sandbox.embedded_engine import EmbeddedEngine
@@ -221,7 +222,15 @@ def test_a_job_that_captures_no_tokens_says_so_before_it_begins() -> None:
     provider = dataclasses.replace(unreachable(), capture=False)
     assert "BENCHFLOW_CAPTURE_TOKEN_LOGPROBS=1 captures them" in (without_tokens(provider) or "")
     assert without_tokens(unreachable()) is None  # it captures
-    assert without_tokens(dataclasses.replace(provider, engine="other")) is None  # it could not
+
+
+@pytest.mark.parametrize("variable", ["1", "", "auto", "0"])
+def test_a_hosted_api_is_said_to_return_no_tokens(variable: str) -> None:
+    provider = read_provider("openai/gpt-5", {"BENCHFLOW_CAPTURE_TOKEN_LOGPROBS": variable})
+    assert "openai/gpt-5 is called as a hosted API, which returns no token ids" in (without_tokens(provider) or "")
+    assert provider.capture is (variable != "0")  # the record of each call says why it has none
+    with pytest.raises(JobError, match="--token-in needs token ids, which openai/gpt-5 does not return"):
+        session_options(None, [], "auto", provider)
 
 
 def test_a_model_the_engine_does_not_serve_is_said(engine: EmbeddedEngine) -> None:
