@@ -20,7 +20,7 @@ _NOT_TO_AGENT = frozenset(
 )
 
 _STATUS = {status.value: b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
-#: What cannot stand in a header's line: an engine's folded header must not become two of ours.
+#: Not allowed in a header value: an engine's folded header must not become two of ours.
 _STEERS = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 

@@ -1,4 +1,4 @@
-"""A request's target: the session that its path names, and the route that it means."""
+"""A request's target: the session that its path names, and its route."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import httptools
 _SESSION = re.compile(r"/s/([^/]+)(/.*|$)", re.DOTALL)
 #: A template such as `/s/{name}/v1` without its name; the doubled slash must not make a session of `v1`.
 _NAMELESS = re.compile(r"/+s(/*$|/{2,}|/v1(?:/|$))")
-_DOUBLED = re.compile(r"^(?:/v1)+(?=/v1)")
-_FORGIVEN = ("/chat/completions", "/completions", "/models", "/messages", "/responses")
+_REPEATED_V1 = re.compile(r"^(?:/v1)+(?=/v1)")
+_WITHOUT_V1 = ("/chat/completions", "/completions", "/models", "/messages", "/responses")
 
 
 class Target(NamedTuple):
@@ -26,7 +26,7 @@ class Target(NamedTuple):
 
 
 def parse_target(target: bytes) -> Target | None:
-    """Forgives `/v1/v1`, doubled and trailing slashes, a missing `/v1`. None for what is no path."""
+    """Accepts `/v1/v1`, doubled and trailing slashes, and a missing `/v1`. None for a target that is no path."""
     try:
         url = httptools.parse_url(target)
     except httptools.HttpParserInvalidURLError:
@@ -41,7 +41,7 @@ def parse_target(target: bytes) -> Target | None:
     named = _SESSION.match(path)
     if named:
         session, path = named[1], named[2]
-    path = _DOUBLED.sub("", path.rstrip("/") or "/")
-    if path.startswith(_FORGIVEN):
+    path = _REPEATED_V1.sub("", path.rstrip("/") or "/")
+    if path.startswith(_WITHOUT_V1):
         path = "/v1" + path
     return Target(session, path, url.query or b"")

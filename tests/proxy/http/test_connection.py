@@ -207,9 +207,9 @@ async def test_one_that_asks_before_it_sends_and_is_refused_is_on_its_last_reque
             head, end, body = data.partition(b"\r\n\r\n")
             async with connection(bench.proxy.port) as (reader, writer):
                 writer.write(head + end)
-                await asyncio.sleep(0.1)
+                got = await reader.readuntil(b"\r\n\r\n") if 100 in promise else b""
                 writer.write(body)
-                assert statuses(await until_quiet(reader)) == promise
+                assert statuses(got + await until_quiet(reader)) == promise
         got = await exchange(bench.proxy.port, head.replace(b"/v1/chat/completions", b"/v1/embeddings") + end)
         assert statuses(got) == [404] and b"connection: close" in got
 
@@ -383,7 +383,9 @@ async def test_a_closed_connection_whose_last_bytes_nobody_reads_ends() -> None:
     async with server, connection(server.sockets[0].getsockname()[1]) as (_, writer):
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         writer.write(b"GET /much HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-        await asyncio.sleep(0.1)
+        async with asyncio.timeout(60):
+            while not open_connections or next(iter(open_connections)).has_room:
+                await asyncio.sleep(0.01)
         (conn,) = open_connections
         conn.resume_writing()  # as if so much had been taken that the rest is little
         async with asyncio.timeout(60):
@@ -401,12 +403,12 @@ async def test_an_answer_that_is_still_being_read_when_the_proxy_stops_comes_who
         async with connection(listening.getsockname()[1]) as (reader, writer):
             writer.write(GET)
             got = await reader.read(100)
-            closing = asyncio.ensure_future(listener.close(5))
+            closing = asyncio.ensure_future(listener.close(60))
             await asyncio.sleep(0.1)
             assert not closing.done()
             while data := await reader.read(1 << 20):
                 got += data
-            await asyncio.wait_for(closing, 1)
+            await asyncio.wait_for(closing, 60)
     assert got.endswith(b"\r\n\r\n" + b"x" * (16 << 20)) and not listener.connections
 
 
