@@ -105,7 +105,7 @@ class CallView:
 
 
 @dataclass(frozen=True)
-class Decoder:
+class TokenDecoder:
     """What a tokenizer knows: the text of ids (special tokens written out), and whether an id is a special token."""
 
     text: Callable[[Sequence[int]], str]

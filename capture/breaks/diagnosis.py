@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from capture.breaks.breaks import Break, CallView, Decoder
+from capture.breaks.breaks import Break, CallView, TokenDecoder
 from capture.breaks.message_compare import calls_of, first_change, json_equal_texts, one_gap, same_arguments
 from capture.messages import (
     has_image,
@@ -34,7 +34,7 @@ WINDOW: Final = 8
 _RUN: Final = 4
 
 
-def diagnose(before: CallView, after: CallView, decoder: Decoder | None = None) -> Break:
+def diagnose(before: CallView, after: CallView, decoder: TokenDecoder | None = None) -> Break:
     """Why `after` does not begin with the prompt and the sampled ids of `before`."""
     held = before.prompt + before.sampled
     index = held.common(after.prompt)
@@ -69,7 +69,7 @@ class _Place:
     theirs: list[int]
     index: int
     split: int
-    decoder: Decoder | None
+    decoder: TokenDecoder | None
 
     @property
     def messages(self) -> tuple[Sequence[Any], Sequence[Any]] | None:
@@ -205,7 +205,7 @@ def _lost(before: CallView) -> tuple[str, str] | None:
     return None
 
 
-def _reply_by_text(place: _Place, decoder: Decoder) -> tuple[str, str] | None:
+def _reply_by_text(place: _Place, decoder: TokenDecoder) -> tuple[str, str] | None:
     """What the decoded reply and its new rendering say; None when they say nothing clear."""
     before = place.before
     sampled = place.ours[place.split :]
@@ -253,7 +253,7 @@ def _reply_by_text(place: _Place, decoder: Decoder) -> tuple[str, str] | None:
     return None
 
 
-def _same_words(ours: Sequence[int], theirs: Sequence[int], at: int, decoder: Decoder) -> bool:
+def _same_words(ours: Sequence[int], theirs: Sequence[int], at: int, decoder: TokenDecoder) -> bool:
     """Whether both sides say the same past the first tokens that differ: whatever changed further on, the words here
     did not.
     """
@@ -263,7 +263,7 @@ def _same_words(ours: Sequence[int], theirs: Sequence[int], at: int, decoder: De
     return first > same and len(ours_text) > first and ours_text[same : first + 1] == other[same : first + 1]
 
 
-def _without_stop(sampled: Sequence[int], decoder: Decoder) -> list[int]:
+def _without_stop(sampled: Sequence[int], decoder: TokenDecoder) -> list[int]:
     """The sampled ids without the special tokens at their end."""
     end = len(sampled)
     while end and decoder.special(sampled[end - 1]):
@@ -271,7 +271,7 @@ def _without_stop(sampled: Sequence[int], decoder: Decoder) -> list[int]:
     return list(sampled[:end])
 
 
-def _turn_end(ids: Sequence[int], own: set[int], decoder: Decoder) -> int:
+def _turn_end(ids: Sequence[int], own: set[int], decoder: TokenDecoder) -> int:
     """Where the re-rendered reply ends: at the first special token that the reply itself does not hold."""
     return next((n for n, token in enumerate(ids) if decoder.special(token) and token not in own), len(ids))
 

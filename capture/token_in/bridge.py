@@ -95,7 +95,7 @@ def bridge(rendered: Ids, answered: Ids, found: Parent, closing: Ids | None = No
 
     `closing` is what the template writes after any reply: needed for one that was cut (see `closing_of`).
     """
-    held, sampled, stop = found.held.prompt, found.reply.sampled, found.reply.stop
+    held, sampled, stop = found.past.prompt, found.reply.sampled, found.reply.stop
     if not rendered.startswith(answered) or len(rendered) == len(answered):
         return "template_rewrites_history"
     beyond = rendered.after(answered)
@@ -108,7 +108,7 @@ def bridge(rendered: Ids, answered: Ids, found: Parent, closing: Ids | None = No
         after = closing
     elif stop in turn:
         after = Ids.of(turn[len(turn) - turn[::-1].index(stop) :])
-        end = None if whole else TurnEnd(after, len(found.held.rendered) - start)
+        end = None if whole else TurnEnd(after, len(found.past.rendered) - start)
     elif beyond.startswith(Ids.of([stop])):  # the next turn's first token is the stop token (GLM)
         after, beyond, shown = Ids(b""), beyond.after(Ids.of([stop])), [*turn, stop]
     else:
@@ -116,7 +116,7 @@ def bridge(rendered: Ids, answered: Ids, found: Parent, closing: Ids | None = No
     return Bridge(
         prompt=held + sampled + after + beyond,
         closing=len(after) if stop is None else 0,
-        ours=(held if whole else Ids.of(numbers(found.held.rendered)[start:])) + sampled + after,
+        ours=(held if whole else Ids.of(numbers(found.past.rendered)[start:])) + sampled + after,
         theirs=Ids.of(shown),
         whole=whole,
         end=end,
@@ -128,9 +128,9 @@ def answered_as_before(rendered: Ids, found: Parent, end: TurnEnd) -> Ids | None
 
     None where R does not look like that. A reply whose text holds a stop token's is cut short: then it reads otherwise.
     """
-    start = found.held.rendered.common(rendered)
+    start = found.past.rendered.common(rendered)
     ids, after = numbers(rendered), end.after.tolist()
-    if found.reply.stop is None or len(found.held.rendered) - start > end.lead or found.reply.stop not in ids[start:]:
+    if found.reply.stop is None or len(found.past.rendered) - start > end.lead or found.reply.stop not in ids[start:]:
         return None
     at = ids.index(found.reply.stop, start) + 1
     return Ids.of(ids[: at + len(after)]) if ids[at : at + len(after)] == after else None
@@ -162,7 +162,7 @@ def _parting(found: Parent, answered: Ids) -> tuple[int, bool]:
     Where that prompt's end is not the end of what is held (a template, or the agent, wrote an older turn anew), all of
     both has to be compared: 0, True.
     """
-    held, before = found.held.prompt, found.held.rendered
+    held, before = found.past.prompt, found.past.rendered
     start = before.common(answered)
     end = Ids.of(numbers(before)[start:]).text
     same = not end or held.text.endswith(b"," + end) or held.text == end

@@ -1,4 +1,4 @@
-"""Which earlier call a chat request goes on from, told by its messages: the one whose ids its prompt may keep.
+"""Which earlier call a chat request continues, judged by its messages: the one whose ids its prompt may reuse.
 
 Messages decide, since tokens are what is to be chosen. They are the same where `capture.messages` says so, with nothing
 relaxed. Whatever differs otherwise is another conversation, and a reason says so; nothing is guessed.
@@ -16,24 +16,26 @@ import orjson
 from capture.messages import Message, canonical_hash, role_of
 from capture.record import Ids
 
-#: What of a request shapes its prompt besides messages and tools; None and a missing field are the same.
+#: Fields of a request that shape its prompt besides messages and tools. None is the same as a missing field.
 RENDERED: Final = (
     "model", "chat_template", "chat_template_kwargs", "add_special_tokens", "documents", "reasoning_effort",
     "media_io_kwargs", "mm_processor_kwargs", "add_generation_prompt", "continue_final_message",
 )  # fmt: skip
 
 
-# Thousands of these are held for hours and none is part of a circle: with gc=False the collector, which stops all calls
-# while it runs, does not look at them. So ids are held as their text.
+# Thousands of these live for hours and none is part of a reference cycle. With gc=False the garbage collector, which
+# stops all calls while it runs, skips them. For that they hold ids as text, not as `Ids`.
 
 
 class Conversation(msgspec.Struct, frozen=True, gc=False):
-    """A chat request's messages as numbers that can be compared. Equal `turns`: the same message by meaning; equal
-    `exact`: the same JSON. `options` stands for tools and whatever else shapes a prompt.
+    """A chat request as numbers that can be compared, one entry per message in the tuples.
+
+    `hashes` is `canonical_hash` (the same message to a model), `exact` a hash of the message's JSON. `options` covers
+    the tools and whatever else shapes a prompt.
     """
 
     roles: tuple[str, ...]
-    turns: tuple[int, ...]
+    hashes: tuple[int, ...]
     exact: tuple[int, ...]
     options: int
     tools: int
@@ -57,23 +59,23 @@ class Conversation(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def replies(self) -> int:
-        """How many messages stand up to and with the last reply; 0 where there is none."""
+        """How many messages there are up to and including the last reply; 0 where there is none."""
         return next((at + 1 for at in range(len(self.roles) - 1, -1, -1) if self.roles[at] == "assistant"), 0)
 
     @property
     def head(self) -> int:
-        """How many system messages stand at the beginning."""
+        """How many system messages there are at the start."""
         return next((at for at, role in enumerate(self.roles) if role != "system"), len(self.roles))
 
 
-class Reply(msgspec.Struct, frozen=True, gc=False):
-    """One choice of a call: `turn` of its message, and what was sampled.
+class PastReply(msgspec.Struct, frozen=True, gc=False):
+    """One choice of a call: `canonical_hash` of its message, and the ids that were sampled.
 
-    `stop` is the stop token's id where sampling ended by one, which then is the last of `sampled`; None where the reply
-    was cut. `unusable` is the code of a reason why nothing can follow it, or None.
+    `stop` is the stop token's id where sampling ended with one, which is then the last of `sampled`; None where the
+    reply was cut. `unusable` is a code of `bridge.REASONS` that says why no prompt can continue it, or None.
     """
 
-    turn: int
+    message_hash: int
     sampled_text: bytes
     stop: int | None = None
     unusable: str | None = None
@@ -83,16 +85,16 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
         return Ids(self.sampled_text)
 
 
-class Held(msgspec.Struct, frozen=True, gc=False):
-    """A call that may be continued. `prompt` is what the engine was given; `rendered` what its template makes of the
-    messages, which is the same unless the call was bridged. `unusable` as in `Reply`.
+class PastCall(msgspec.Struct, frozen=True, gc=False):
+    """A call that a later one may continue. `prompt` is what the engine was given, `rendered` what its template makes
+    of the messages: the same, unless the call was bridged. `unusable` as in `PastReply`.
     """
 
     call: int
     conversation: Conversation
     prompt_text: bytes
     rendered_text: bytes
-    replies: tuple[Reply, ...]
+    replies: tuple[PastReply, ...]
     unusable: str | None = None
 
     @property
@@ -109,67 +111,68 @@ class Held(msgspec.Struct, frozen=True, gc=False):
         ids = len(self.prompt_text) + sum(len(reply.sampled_text) for reply in self.replies)
         if self.rendered_text is not self.prompt_text:
             ids += len(self.rendered_text)
-        return ids + 128 * len(self.conversation.turns)
+        return ids + 128 * len(self.conversation.hashes)
 
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """`reply` of call `held` is the last reply in a conversation, and all before it is what that call was asked."""
+    """`reply`, of the call `past`, is the last reply of a conversation; all messages before it are that call's request."""
 
-    held: Held
-    reply: Reply
+    past: PastCall
+    reply: PastReply
 
 
-def parent(now: Conversation, held: Iterable[Held], known: Iterable[int] = ()) -> Parent | str:
-    """The call that `now` goes on from, or the code of a reason (see `capture.bridge.REASONS`).
+def parent(now: Conversation, past: Iterable[PastCall], known: Iterable[int] = ()) -> Parent | str:
+    """The call that `now` continues, or a code of `capture.token_in.bridge.REASONS` where there is none.
 
-    `known` holds the turns of replies that were given and are not held any more.
+    `known` has the message hashes of replies whose calls were dropped from memory.
     """
-    count, calls = now.replies, list(held)
+    count, calls = now.replies, list(past)
     if not count:
         return "begins"
-    if count == len(now.turns):
+    if count == len(now.hashes):
         return "ends_with_reply"
-    last = now.turns[count - 1]
+    last = now.hashes[count - 1]
     found = [
         Parent(call, reply)
         for call in calls
-        if call.conversation.turns == now.turns[: count - 1]
+        if call.conversation.hashes == now.hashes[: count - 1]
         for reply in call.replies
-        if reply.turn == last
+        if reply.message_hash == last
     ]
-    same = [candidate for candidate in found if candidate.held.conversation.options == now.options]
+    same = [candidate for candidate in found if candidate.past.conversation.options == now.options]
     if found and not same:
         return (
             "tools_changed"
-            if all(candidate.held.conversation.tools != now.tools for candidate in found)
+            if all(candidate.past.conversation.tools != now.tools for candidate in found)
             else "options_changed"
         )
     if len(same) > 1:
         return "ambiguous_parent"
     if same:
-        return same[0].held.unusable or same[0].reply.unusable or same[0]
+        return same[0].past.unusable or same[0].reply.unusable or same[0]
     return _unfound(now, calls, set(known))
 
 
-def _unfound(now: Conversation, calls: Sequence[Held], known: set[int]) -> str:
-    """Why there is no such call: what was said before was changed, or it is a conversation of its own."""
+def _unfound(now: Conversation, calls: Sequence[PastCall], known: set[int]) -> str:
+    """Why there is no such call: earlier messages were changed, or it is a conversation of its own."""
     last = now.replies - 1
-    turns = {at: turn for at, turn in enumerate(now.turns) if now.roles[at] == "assistant"}
-    replies = {reply.turn for call in calls for reply in call.replies}
+    answers = {at: said for at, said in enumerate(now.hashes) if now.roles[at] == "assistant"}
+    replies = {reply.message_hash for call in calls for reply in call.replies}
     head = now.head
     for call in calls:
         before = call.conversation
-        if before.turns[before.head :] == now.turns[head:last] and any(r.turn == now.turns[last] for r in call.replies):
+        same_reply = any(reply.message_hash == now.hashes[last] for reply in call.replies)
+        if same_reply and before.hashes[before.head :] == now.hashes[head:last]:
             return "system_changed"
     for call in calls:
         before = call.conversation
-        size = len(before.turns)
-        if before.turns == now.turns[:size] and now.roles[size : size + 1] == ("assistant",):
-            return "history_edited"  # the reply itself, or what was said after it
-    if not replies.isdisjoint(turns.values()):
+        size = len(before.hashes)
+        if before.hashes == now.hashes[:size] and now.roles[size : size + 1] == ("assistant",):
+            return "history_edited"  # the reply itself, or a message after it
+    if not replies.isdisjoint(answers.values()):
         return "history_edited"
-    if not known.isdisjoint(turns.values()):
+    if not known.isdisjoint(answers.values()):
         return "parent_forgotten"
     return "begins"
 
@@ -180,7 +183,7 @@ def _options(body: Message) -> int:
 
 
 def _choice(value: Any) -> int:
-    """How the choice of tools may shape a prompt: all of them stand there, or none, or the one that is named."""
+    """How the choice of tools may shape a prompt: it has all tools, none, or the one that is named."""
     return hash("auto") if value in (None, "auto", "required") else _hash(value)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from capture.engines.base import Engine
 from capture.messages import canonical_hash
 from capture.record import Ids, TokenCapture
-from capture.token_in.parent import Conversation, Held, Reply
+from capture.token_in.parent import Conversation, PastCall, PastReply
 from proxy.runtime.lru import EACH, BoundedLRU, MemoryBudget
 
 #: Bytes of calls per session; the least recently used go first. A call of 100,000 prompt ids takes about 0.6 MB, and
@@ -21,9 +21,9 @@ KNOWN = 100_000
 class CallHistory:
     def __init__(self, whole: MemoryBudget | None = None) -> None:
         self._known: BoundedLRU[int, None] = BoundedLRU(KNOWN, KNOWN * EACH, whole)
-        self._calls: BoundedLRU[int, Held] = BoundedLRU(KNOWN, MEMORY, whole, self._forgets)
+        self._calls: BoundedLRU[int, PastCall] = BoundedLRU(KNOWN, MEMORY, whole, self._forgets)
 
-    def __iter__(self) -> Iterator[Held]:
+    def __iter__(self) -> Iterator[PastCall]:
         return iter(self._calls)
 
     @property
@@ -31,10 +31,10 @@ class CallHistory:
         """Hashes of replies whose calls were dropped."""
         return self._known.keys()
 
-    def add(self, held: Held) -> None:
+    def add(self, held: PastCall) -> None:
         self._calls.put(held.call, held, held.size)
 
-    def used(self, held: Held) -> None:
+    def used(self, held: PastCall) -> None:
         """A call continues it, so it is dropped after others."""
         self._calls.get(held.call)
 
@@ -47,9 +47,9 @@ class CallHistory:
         self._calls.close()
         self._known.close()
 
-    def _forgets(self, gone: Held) -> None:
+    def _forgets(self, gone: PastCall) -> None:
         for reply in gone.replies:
-            self._known.put(reply.turn, None, 0)
+            self._known.put(reply.message_hash, None, 0)
 
 
 def held_call(
@@ -60,7 +60,7 @@ def held_call(
     body: dict[str, Any],
     capture: TokenCapture | None,
     answer: dict[str, Any],
-) -> Held:
+) -> PastCall:
     """An answered call that can be continued. `answer` is the completed chat body; `rendered` what the template makes
     of the messages, where the prompt was another one.
     """
@@ -70,23 +70,23 @@ def held_call(
     missing = capture is None or used is None or "prompt_token_ids" in capture.unavailable
     prompt = b"" if used is None else used.text
     written = prompt if rendered is None or rendered.text == prompt else rendered.text
-    return Held(call, conversation, prompt, written, replies, "parent_incomplete" if missing else None)
+    return PastCall(call, conversation, prompt, written, replies, "parent_incomplete" if missing else None)
 
 
-def _reply(engine: Engine, body: dict[str, Any], choice: dict[str, Any], capture: TokenCapture | None) -> Reply:
+def _reply(engine: Engine, body: dict[str, Any], choice: dict[str, Any], capture: TokenCapture | None) -> PastReply:
     message = choice.get("message") or {}
     turn = canonical_hash(message)
     index = choice.get("index")
     completions = capture.completions if capture else []
     ids = next((completion.token_ids for completion in completions if completion.index == index), None)
     if capture is None or not ids or "completion_token_ids" in capture.unavailable:
-        return Reply(turn, b"", unusable="parent_incomplete")
+        return PastReply(turn, b"", unusable="parent_incomplete")
     sampled = ids.text
     ended = engine.reply_end(choice, body)
     if ended == "stop_token":
-        return Reply(turn, sampled, stop=int(sampled.rpartition(b",")[2]))
+        return PastReply(turn, sampled, stop=int(sampled.rpartition(b",")[2]))
     if ended != "cut":
-        return Reply(turn, sampled, unusable="stop_string" if ended == "stop_string" else "parent_incomplete")
+        return PastReply(turn, sampled, unusable="stop_string" if ended == "stop_string" else "parent_incomplete")
     if message.get("tool_calls"):
-        return Reply(turn, sampled, unusable="cut_tool_call")
-    return Reply(turn, sampled, unusable=None if message.get("content") else "cut_in_reasoning")
+        return PastReply(turn, sampled, unusable="cut_tool_call")
+    return PastReply(turn, sampled, unusable=None if message.get("content") else "cut_in_reasoning")

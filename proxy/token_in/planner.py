@@ -114,8 +114,8 @@ class TokenIn:
         found = parent(now, self.history, self.history.known)
         if isinstance(found, str):
             return "opened_again" if found == "begins" and now.replies and self.opened_again else found
-        self.history.used(found.held)
-        plan.continues = found.held.call
+        self.history.used(found.past)
+        plan.continues = found.past.call
         if engine.has_prompt_ids(body):
             return "own_prompt_ids"
         if _has_media(body["messages"]):

@@ -97,12 +97,12 @@ class BridgeBuilder:
 
     async def _thoroughly(self, audit: bool) -> Bridge:
         """With A requested, and /tokenize checked against the ids of the call before, unless it was already."""
-        template, before = self.template, self.found.held.conversation.exact
+        template, before = self.template, self.found.past.conversation.exact
         same = before == self.now.exact[: len(before)]
         prove = same and not template.trusted
         rendered, answered, proof = await self._renderings(len(before) if prove else None)
         self.rendered = rendered
-        if prove and proof != self.found.held.rendered:
+        if prove and proof != self.found.past.rendered:
             raise NoBridge("rendering_differs", surprise=True)
         if not same and not template.trusted:
             raise NoBridge("unproved")  # this call goes plainly, and is the proof

@@ -7,7 +7,7 @@ import tracemalloc
 from pathlib import Path
 
 from capture.token_ids import Ids
-from capture.token_in.parent import Conversation, Held, Reply
+from capture.token_in.parent import Conversation, PastCall, PastReply
 from proxy.runtime.lru import EACH, BoundedLRU, MemoryBudget
 from proxy.sessions.answer_cache import AnswerCache
 from proxy.sessions.registry import Sessions
@@ -54,11 +54,11 @@ def test_one_bound_for_all_takes_what_was_used_longest_ago_whoever_has_it() -> N
     assert list(one) == [] and whole.size == 2 * (EACH + 100)
 
 
-def held(call: int, size: int) -> Held:
+def held(call: int, size: int) -> PastCall:
     conversation = Conversation.of({"messages": [{"role": "user", "content": str(call)}]})
     assert conversation is not None
     prompt = b"1," * (size // 2)
-    return Held(call, conversation, prompt, prompt, (Reply(call, b"7"),))
+    return PastCall(call, conversation, prompt, prompt, (PastReply(call, b"7"),))
 
 
 def test_a_call_that_the_bound_for_all_took_is_known_as_one_that_was_forgotten() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from capture.breaks.breaks import Break, CallView, Decoder
+from capture.breaks.breaks import Break, CallView, TokenDecoder
 from capture.breaks.diagnosis import diagnose
 from capture.breaks.lineage import predecessor
 from capture.journal.call import Call
@@ -28,7 +28,7 @@ def find_breaks(
     placements: dict[int, Placement],
     retried: set[int],
     journal: JournalReader | None,
-    decoder: Decoder | None,
+    decoder: TokenDecoder | None,
 ) -> tuple[list[Break], dict[int, int]]:
     """The breaks, in the order of their calls; and the number of an incomplete call, by that of the call after it.
 
@@ -69,7 +69,7 @@ def prevented_breaks(
     calls: Sequence[CallSummary],
     placements: dict[int, Placement],
     journal: JournalReader,
-    decoder: Decoder | None,
+    decoder: TokenDecoder | None,
 ) -> Iterator[Break]:
     """The breaks that there would have been without token-in.
 

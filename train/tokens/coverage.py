@@ -19,7 +19,7 @@ from train.tokens.rollout_tokens import RolloutTokens, UnreadableLog, read_token
 from train.tokens.sampling import certain, sentence
 
 if TYPE_CHECKING:
-    from capture.breaks.breaks import Break, Decoder
+    from capture.breaks.breaks import Break, TokenDecoder
 
 #: Breaks, and ways of sampling, that a line names.
 FEW: Final = 3
@@ -54,7 +54,7 @@ class Coverage:
 
 
 def coverage(
-    path: Path, *, decoder: Decoder | None = None, on_warning: Warn | None = None, explained: bool = True
+    path: Path, *, decoder: TokenDecoder | None = None, on_warning: Warn | None = None, explained: bool = True
 ) -> Iterator[Coverage]:
     """The coverage of every rollout at `path`, one in memory at a time. Raises `NoSuchPath`, `BadInput`.
 
@@ -75,7 +75,7 @@ def coverage(
         names.add(rollout.name)
 
 
-def rollout_coverage(rollout: Rollout, decoder: Decoder | None, name: str, *, explained: bool = True) -> Coverage:
+def rollout_coverage(rollout: Rollout, decoder: TokenDecoder | None, name: str, *, explained: bool = True) -> Coverage:
     """The coverage of one rollout, which its line calls `name`. Without `explained` no line is read twice."""
     try:
         tokens = read_tokens(rollout, decoder=decoder)
@@ -139,7 +139,7 @@ def biased(rollouts: int, words: Sequence[str]) -> str:
     )
 
 
-def _prevented_breaks(rollout: Rollout, tokens: RolloutTokens, decoder: Decoder | None) -> Iterator[Break]:
+def _prevented_breaks(rollout: Rollout, tokens: RolloutTokens, decoder: TokenDecoder | None) -> Iterator[Break]:
     if rollout.journal is not None and tokens.coverage["token_in"] is not None:
         yield from prevented_breaks(tokens.calls, tokens.placements, JournalReader(rollout.journal), decoder)
 

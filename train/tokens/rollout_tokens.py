@@ -20,7 +20,7 @@ from train.tokens.log_summary import LogSummary
 from train.tokens.resampled import ResampledTurns
 
 if TYPE_CHECKING:
-    from capture.breaks.breaks import Break, Decoder
+    from capture.breaks.breaks import Break, TokenDecoder
 
 
 @dataclass
@@ -103,7 +103,7 @@ class RolloutTokens:
 
 
 def read_tokens(
-    rollout: Rollout, *, decoder: Decoder | None = None, on_call: Callable[[Call], None] | None = None
+    rollout: Rollout, *, decoder: TokenDecoder | None = None, on_call: Callable[[Call], None] | None = None
 ) -> RolloutTokens:
     """Reads a rollout's journal once. `on_call` is called with each call, in file order.
 

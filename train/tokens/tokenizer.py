@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from capture.breaks.breaks import Decoder
+from capture.breaks.breaks import TokenDecoder
 from train.errors import BadInput
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
-def load_decoder(path: Path) -> Decoder:
+def load_decoder(path: Path) -> TokenDecoder:
     """The decoder of a model's folder. Raises `BadInput`."""
     return decoder_of(load_tokenizer(path))
 
@@ -34,7 +34,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
         raise BadInput(f"--tokenizer {path}: cannot be read ({error})") from error
 
 
-def decoder_of(tokenizer: Tokenizer) -> Decoder:
+def decoder_of(tokenizer: Tokenizer) -> TokenDecoder:
     """Ids beyond the vocabulary become `<id 123>`: a wrong tokenizer must be seen, not hidden."""
     special = {token_id for token_id, added in tokenizer.get_added_tokens_decoder().items() if added.special}
     size = tokenizer.get_vocab_size(with_added_tokens=True)
@@ -47,4 +47,4 @@ def decoder_of(tokenizer: Tokenizer) -> Decoder:
             for token_id in ids
         )
 
-    return Decoder(text, special.__contains__)
+    return TokenDecoder(text, special.__contains__)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from capture.breaks.breaks import Decoder
+from capture.breaks.breaks import TokenDecoder
 from capture.journal.call import Call
 from train.rollouts.chat import choices_of
 from train.rollouts.rollouts import Rollout
@@ -53,7 +53,7 @@ class Reading:
         return next((call for call in self.tokens.calls if call.number == number), None)
 
 
-def read(rollout: Rollout, vocabulary: Vocabulary | None = None, decoder: Decoder | None = None) -> Reading:
+def read(rollout: Rollout, vocabulary: Vocabulary | None = None, decoder: TokenDecoder | None = None) -> Reading:
     """Reads the journal once. Raises `JournalError`."""
     facts: dict[int, CallFacts] = {}
     known = vocabulary or Vocabulary()

@@ -542,7 +542,7 @@ def test_engines_are_told_apart() -> None:
 
 def test_an_engine_is_named_in_its_own_file_only() -> None:
     """Options, model prefixes, detection and error shapes follow from the entry in `ENGINES`."""
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     named = {
         str(path.relative_to(root))
         for room in ("capture", "proxy", "sandbox", "train")

@@ -19,7 +19,7 @@ from capture.engines.request import CaptureOptions
 from capture.engines.wires import CHAT
 from capture.sse import EventDecoder
 
-VLLM = Path(__file__).parent / "transcripts/vllm"
+VLLM = Path(__file__).parents[1] / "transcripts/vllm"
 STREAMS = [
     path.name
     for path in sorted(VLLM.glob("*-stream.body"))

@@ -15,7 +15,7 @@ from capture.engines.request import CaptureOptions
 from capture.engines.wires import CHAT, COMPLETIONS
 from capture.sse import EventDecoder
 
-TRANSCRIPTS = Path(__file__).parent / "transcripts"
+TRANSCRIPTS = Path(__file__).parents[1] / "transcripts"
 SIZES = [1, 7, 64, 1 << 30]
 ROUTES = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETIONS}
 #: What we add to a call; an agent that asks for none of it is who these replays play.

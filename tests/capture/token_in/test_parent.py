@@ -9,7 +9,7 @@ import pytest
 
 from capture.messages import canonical_arguments, canonical_hash
 from capture.record import Ids
-from capture.token_in.parent import Conversation, Held, Parent, Reply, parent
+from capture.token_in.parent import Conversation, Parent, PastCall, PastReply, parent
 
 SYSTEM = {"role": "system", "content": "You are terse."}
 USER = {"role": "user", "content": "List the files."}
@@ -31,9 +31,11 @@ def conversation(*messages: dict[str, Any], **more: Any) -> Conversation:
     return made
 
 
-def held(number: int, *messages: dict[str, Any], reply: dict[str, Any] = CALL, **more: Any) -> Held:
+def held(number: int, *messages: dict[str, Any], reply: dict[str, Any] = CALL, **more: Any) -> PastCall:
     ids = Ids.of([1, 2, number]).text
-    return Held(number, conversation(*messages, **more), ids, ids, (Reply(canonical_hash(reply), b"7,2", stop=2),))
+    return PastCall(
+        number, conversation(*messages, **more), ids, ids, (PastReply(canonical_hash(reply), b"7,2", stop=2),)
+    )
 
 
 def sent_back(**change: Any) -> dict[str, Any]:
@@ -66,7 +68,7 @@ def sent_back(**change: Any) -> dict[str, Any]:
 def test_what_is_forgiven_goes_on_from_the_call(back: dict[str, Any]) -> None:
     found = parent(conversation(SYSTEM, USER, back, RESULT), [held(3, SYSTEM, USER)])
     assert isinstance(found, Parent)
-    assert found.held.call == 3
+    assert found.past.call == 3
 
 
 @pytest.mark.parametrize(
@@ -131,8 +133,8 @@ def test_two_calls_that_gave_the_same_reply_are_not_told_apart() -> None:
 
 def test_of_several_choices_the_one_sent_back_is_followed() -> None:
     one = held(3, SYSTEM, USER)
-    other = Reply(canonical_hash({"role": "assistant", "content": "no"}), b"9,2", stop=2)
-    both = Held(3, one.conversation, one.prompt_text, one.rendered_text, (other, *one.replies))
+    other = PastReply(canonical_hash({"role": "assistant", "content": "no"}), b"9,2", stop=2)
+    both = PastCall(3, one.conversation, one.prompt_text, one.rendered_text, (other, *one.replies))
     found = parent(conversation(SYSTEM, USER, CALL, RESULT), [both])
     assert isinstance(found, Parent)
     assert found.reply.sampled == [7, 2]
@@ -146,12 +148,12 @@ def test_a_call_that_is_not_held_any_more_is_known() -> None:
 
 def test_what_cannot_be_followed_says_why() -> None:
     one = held(3, SYSTEM, USER)
-    cut = Held(
+    cut = PastCall(
         3,
         one.conversation,
         one.prompt_text,
         one.rendered_text,
-        (Reply(canonical_hash(CALL), b"", unusable="stop_string"),),
+        (PastReply(canonical_hash(CALL), b"", unusable="stop_string"),),
     )
     assert parent(conversation(SYSTEM, USER, CALL, RESULT), [cut]) == "stop_string"
 

@@ -6,7 +6,7 @@ import pytest
 
 from capture.record import Ids
 from capture.token_in.bridge import Bridge, beginning, bridge, closing_of, reads_alike, with_other_text
-from capture.token_in.parent import Conversation, Held, Parent, Reply
+from capture.token_in.parent import Conversation, Parent, PastCall, PastReply
 
 SYSTEM, START, STOP, NEWLINE, USER, ASSISTANT = 100, 101, 102, 10, 1, 2
 ASKED = [START, USER, NEWLINE, 50, STOP, NEWLINE, START, ASSISTANT, NEWLINE]
@@ -17,8 +17,8 @@ def found(
     sampled: list[int], *, stop: int | None = STOP, prompt: list[int] = ASKED, rendered: list[int] = ASKED
 ) -> Parent:
     made = Conversation((), (), (), 0, 0)
-    reply = Reply(0, Ids.of(sampled).text, stop=stop)
-    return Parent(Held(0, made, Ids.of(prompt).text, Ids.of(rendered).text, (reply,)), reply)
+    reply = PastReply(0, Ids.of(sampled).text, stop=stop)
+    return Parent(PastCall(0, made, Ids.of(prompt).text, Ids.of(rendered).text, (reply,)), reply)
 
 
 def made(rendered: list[int], answered: list[int], parent: Parent, closing: list[int] | None = None) -> Bridge | str:

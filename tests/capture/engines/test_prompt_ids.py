@@ -16,7 +16,7 @@ from capture.engines.wires import CHAT
 from capture.record import Ids
 from capture.sse import EventDecoder
 
-TRANSCRIPTS = Path(__file__).parent / "transcripts"
+TRANSCRIPTS = Path(__file__).parents[1] / "transcripts"
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
