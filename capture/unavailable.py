@@ -21,18 +21,20 @@ CODES: Final[dict[str, tuple[str, str]]] = {
     "capture_off": (_NOT_REQUESTED, "capture was off; set BENCHFLOW_CAPTURE_TOKEN_LOGPROBS=1"),
     "echo_prompt_logprobs_mixed": (
         _NOT_REQUESTED,
-        "with `echo`, asking for ids would change the text the agent gets, so nobody asked; call without echo",
+        "with `echo`, asking for ids would change the text the agent gets, so they were not asked for; call without "
+        "echo",
     ),
     "echo_logprobs_not_told_apart": (
         _NOT_RETURNED,
-        "with `echo` there were not as many logprobs as prompt and sampled ids together, so nobody can say whose they "
-        "are; call without echo, or with max_tokens of at least 1",
+        "with `echo` the number of logprobs is not that of prompt and sampled ids together, so they cannot be "
+        "assigned; "
+        "call without echo, or with max_tokens of at least 1",
     ),
     "invalid_logprobs_request": (
         _NOT_REQUESTED,
         "the agent sent `top_logprobs` without `logprobs`, which engines refuse; send both, or neither",
     ),
-    "beam_search": (_UNSUPPORTED, "beam search has no logprob of a sampled token; call without use_beam_search"),
+    "beam_search": (_UNSUPPORTED, "beam search has no logprobs of sampled tokens; call without use_beam_search"),
     "server_ignored_return_token_ids": (
         _NOT_RETURNED,
         "the engine answered without the token ids that were asked for: it is older than token ids on this route, or a "
@@ -53,53 +55,59 @@ CODES: Final[dict[str, tuple[str, str]]] = {
     ),
     "no_prompt_ids": (
         _NOT_RETURNED,
-        "the engine did not say the prompt's token ids; upgrade it, or point the proxy at the engine itself",
+        "the engine did not return the prompt's token ids; upgrade it, or point the proxy at the engine itself",
     ),
     "several_prompts": (
         _NOT_RETURNED,
-        "the call had several prompts, and each completion carries the ids of its own, where the engine tells them; "
-        "send one prompt a call",
+        "the call had several prompts; each completion has the ids of its own prompt, where the engine returns them; "
+        "send one prompt per call",
     ),
-    "no_choices": (_NOT_RETURNED, "the engine's answer held no choice; look at its log"),
-    "choices_missing": (_NOT_RETURNED, "the engine's answer held fewer choices than `n` asked for; look at its log"),
+    "no_choices": (_NOT_RETURNED, "the engine's answer has no choices; look at its log"),
+    "choices_missing": (_NOT_RETURNED, "the engine's answer has fewer choices than `n`; look at its log"),
     "count_mismatch_ids_logprobs": (
         _NOT_RETURNED,
         "there are {sampled} sampled ids and {told} logprobs; upgrade the engine, or start the proxy with --buffered",
     ),
     "count_mismatch_usage": (
         _NOT_RETURNED,
-        "{sampled} ids came and the engine counted {told}; upgrade the engine, or start the proxy with --buffered",
+        "the engine returned {sampled} ids and counted {told}; upgrade the engine, or start the proxy with --buffered",
     ),
     "usage_not_returned": (
         _NOT_RETURNED,
-        "the engine did not say how many tokens it sampled, so the ids cannot be checked; upgrade it",
+        "the engine did not return how many tokens it sampled, so the ids cannot be checked; upgrade it",
     ),
     "streamed_tokens_dropped_by_parser": (
         _NOT_RETURNED,
-        "{sampled} of {told} sampled ids came: vLLM older than the fix of streamed tool calls (vllm #29074) drops ids; "
+        "{sampled} of {told} sampled ids were returned: vLLM before 0.13 (vllm #29074) drops ids of streamed tool "
+        "calls; "
         "upgrade, or start the proxy with --buffered",
     ),
     "logprobs_incomplete_in_stream": (
         _NOT_RETURNED,
-        "{told} logprobs came for {sampled} sampled ids: SGLang without a parser drops those of steps without text; "
+        "{told} logprobs were returned for {sampled} sampled ids: SGLang without a parser drops those of steps "
+        "without text; "
         "start it with --tool-call-parser, or the proxy with --buffered",
     ),
     "stop_token_not_returned": (
         _NOT_RETURNED,
-        "{sampled} of {told} sampled ids came: llama.cpp leaves out the token that completes a stop string; let the "
+        "{sampled} of {told} sampled ids were returned: llama.cpp leaves out the token that completes a stop string; "
+        "let the "
         "reply end by its stop token instead",
     ),
     "character_ids_not_returned": (
         _NOT_RETURNED,
-        "{sampled} of {told} sampled ids came: llama.cpp returns a character of several tokens (an emoji, a rare "
-        "script) as one entry; serve the model with vLLM or SGLang where replies hold such",
+        "{sampled} of {told} sampled ids were returned: llama.cpp returns a character of several tokens (an emoji, a "
+        "rare script) as one entry; serve the model with vLLM or SGLang where replies have such characters",
     ),
     "choice_not_counted": (
         _NOT_RETURNED,
-        "llama.cpp counts the first choice of n alone, and another one may lack ids (a stop string, a character of "
-        "several tokens); ask for one choice a call",
+        "llama.cpp counts only the first of n choices, and another one may lack ids (a stop string, a character of "
+        "several tokens); ask for one choice per call",
     ),
-    "logprob_missing_for_token": (_NOT_RETURNED, "a sampled token came without its logprob; upgrade the engine"),
+    "logprob_missing_for_token": (
+        _NOT_RETURNED,
+        "a sampled token was returned without its logprob; upgrade the engine",
+    ),
     "logprob_clamped": (
         _NOT_RETURNED,
         "a logprob was minus infinity, sent as -9999: the sampler chose a token the recorded distribution excludes; "
@@ -116,29 +124,33 @@ CODES: Final[dict[str, tuple[str, str]]] = {
     ),
     "ids_malformed": (
         _NOT_RETURNED,
-        "the engine sent token ids that are no non-negative integers; look at its version",
+        "the engine sent token ids that are not non-negative integers; check its version",
     ),
     "answer_unreadable": (_NOT_RETURNED, "a part of the engine's answer was not JSON; look at its log"),
     "prompt_route_missing": (
         _NOT_RETURNED,
         "the engine did not answer /apply-template and /tokenize, which give the prompt's ids; upgrade llama.cpp",
     ),
-    "prompt_has_media": (_UNSUPPORTED, "the prompt holds images or audio, whose ids llama.cpp does not tell"),
+    "prompt_has_media": (_UNSUPPORTED, "the prompt has images or audio, whose ids llama.cpp does not return"),
     "capture_failed": (_NOT_RETURNED, "the proxy could not read the engine's answer ({fault}); please report it"),
-    "stream_aborted": (_FAILED, "the agent closed the connection before the reply was over; what came is kept"),
+    "stream_aborted": (_FAILED, "the agent closed the connection before the reply was complete; what arrived is kept"),
     "ids_lost_stream_aborted": (
         _FAILED,
-        "the agent closed the connection before the reply was over, and SGLang sends ids only at its end",
+        "the agent closed the connection before the reply was complete, and SGLang sends ids only at its end",
     ),
-    "stream_error": (_FAILED, "the engine's reply broke off or held an error; what came is kept; look at its log"),
+    "stream_error": (
+        _FAILED,
+        "the engine's reply broke off or contained an error; what arrived is kept; look at its log",
+    ),
     "reply_not_finished": (
         _FAILED,
         "the engine ended the reply before the model did (finish_reason {reason}), as one that is stopped, or whose "
-        "weights change, does; what came is kept; make the call again",
+        "weights change, does; what arrived is kept; make the call again",
     ),
     "error_beside_choices": (
         _FAILED,
-        "the engine's answer has an error beside its choices, so the reply broke off; what came is kept; look at its "
+        "the engine's answer has an error beside its choices, so the reply broke off; what arrived is kept; look at "
+        "its "
         "log",
     ),
     "answers_mixed": (

@@ -1,4 +1,4 @@
-"""A break: a call that does not continue the one before it, where, why, and what to change."""
+"""A break: where and why a call does not continue the one before it, and what to change."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from capture.record import Ids
 #: cause -> (name for people, what to change)
 CAUSES: Final[dict[str, tuple[str, str]]] = {
     "reply_retokenized": (
-        "the reply was tokenized again",
-        "the agent sends the reply back as text, and its text has other tokens than were sampled (often at the end of "
+        "the reply was re-tokenized",
+        "the agent sends the reply back as text, which tokenizes differently from what was sampled (often at the end "
+        "of "
         "a reply that max_tokens cut); raise max_tokens, or train on the segments: each is exact",
     ),
     "arguments_reserialized": (
-        "the tool call's arguments were written anew",
+        "the tool call's arguments were re-serialized",
         "the agent or the chat template wrote the arguments' JSON in another form (spaces, order of keys, escapes); "
         "have the agent send the string back unchanged, and the template insert it as it is when it is a string",
     ),
@@ -50,8 +51,8 @@ CAUSES: Final[dict[str, tuple[str, str]]] = {
         "fixed for a rollout",
     ),
     "image_placeholders": (
-        "an image stands for another number of placeholder tokens",
-        "the image was expanded anew, or expanded twice; send the same image bytes each time, and compare expanded ids",
+        "an image has another number of placeholder tokens",
+        "the image was expanded again, or twice; send the same image bytes each time, and compare expanded ids",
     ),
     "engine_dropped_ids": (
         "the engine did not return every sampled id",
@@ -68,11 +69,11 @@ CAUSES: Final[dict[str, tuple[str, str]]] = {
 
 @dataclass(frozen=True)
 class CallView:
-    """One side of a break: a call's ids and what its log line says of them. Only `prompt` must be known.
+    """One side of a break: a call's ids and what its log line says about them. Only `prompt` has to be known.
 
-    `messages` and `tools` are what was sent (chat form), `reply` the assistant message that came back, `tokens` the
-    engine's own text of each sampled id, `counted` how many ids the engine says it sampled, `codes` why the call's
-    capture is not complete.
+    `messages` and `tools` are the request's (in chat form), `reply` is the assistant message of the answer. `tokens`
+    has the engine's own text per sampled id, `counted` is how many ids the engine says it sampled, `codes` say why the
+    call's capture is not complete.
     """
 
     call: int
@@ -89,7 +90,7 @@ class CallView:
 
     @cached_property
     def system(self) -> list[str]:
-        """The texts of the system messages at the beginning."""
+        """The texts of the system messages at the start."""
         return split_system(self.messages or ())[0]
 
     @cached_property
@@ -106,7 +107,9 @@ class CallView:
 
 @dataclass(frozen=True)
 class TokenDecoder:
-    """What a tokenizer knows: the text of ids (special tokens written out), and whether an id is a special token."""
+    """A tokenizer's two questions: the text of ids (special tokens written out), and whether an id is a special
+    token.
+    """
 
     text: Callable[[Sequence[int]], str]
     special: Callable[[int], bool]
@@ -116,9 +119,10 @@ class TokenDecoder:
 class Break:
     """Call `call` does not continue call `before`, from index `index` of its own prompt on.
 
-    `region` is `prompt` when an earlier prompt was changed, `sampled` when the last reply was; `offset` counts from the
-    region's begin. `expected` and `found` are the ids from there on, `kept` the last common ones; texts are there when
-    a tokenizer was. `sure` is `certain`, `likely` or `possible`.
+    `region` is `prompt` when an earlier prompt was changed, `sampled` when the last reply was; `offset` counts ids
+    from the start of the region. `expected` and `found` are the next ids on either side (at most 8), `kept` the last
+    common ones (at most 8). `texts` has their three texts, `(kept, expected, found)`, where a tokenizer was given.
+    `sure` is `certain`, `likely` or `possible`.
     """
 
     call: int

@@ -1,8 +1,8 @@
 """Why a call does not continue the one before it: the first differing token, both windows, the cause.
 
-Two kinds of evidence are weighed. Tokens always: where the ids part, and what they say, where somebody can decode them.
-Messages where the log has them: what the agent sent back of what it got. A cause is `certain` only when the evidence
-excludes the others.
+There are two kinds of evidence. The tokens: where the ids diverge, and their text where a tokenizer is given. The
+messages, where the log has them: how what the agent sent back differs from what it got. A cause is `certain` only when
+the evidence excludes the others.
 """
 
 from __future__ import annotations
@@ -61,7 +61,11 @@ def diagnose(before: CallView, after: CallView, decoder: TokenDecoder | None = N
 
 @dataclass(frozen=True)
 class _Place:
-    """Where two token lists part: `ours` is what was held, `theirs` the new prompt, `split` where the reply begins."""
+    """Where two id lists diverge, at `index`: `ours` is the earlier prompt and its sampled ids, `theirs` the new
+    prompt.
+
+    `split` is the index in `ours` at which the sampled ids start.
+    """
 
     before: CallView
     after: CallView
@@ -109,7 +113,7 @@ def _in_prompt(place: _Place) -> tuple[str, str]:
     if index is None:
         if _left_out(place, earlier, later) and place.split - place.index <= WINDOW:
             return "history_edited", "certain"
-        # Every message is as it was, yet an old one is rendered otherwise.
+        # Every message is unchanged, yet an old one is rendered differently.
         gone = _thinking_is_gone(place)
         if gone or any(reasoning_of(message) or opens_reasoning(text_of(message)) for message in earlier):
             return "reasoning_stripped", "certain" if gone else "likely"
@@ -127,13 +131,13 @@ def _in_prompt(place: _Place) -> tuple[str, str]:
 
 
 def _left_out(place: _Place, earlier: Sequence[Any], later: Sequence[Any]) -> bool:
-    """The agent went on without the reply, as mini-swe-agent does with one that calls no tool."""
+    """Whether the agent continued without the reply, as mini-swe-agent does with one that calls no tool."""
     following = later[len(earlier) : len(earlier) + 1]
     return bool(following) and following[0].get("role") != "assistant"
 
 
 def _thinking_is_gone(place: _Place) -> bool:
-    """The held text goes on with reasoning, and the new one with what stands after it."""
+    """The earlier text continues with reasoning, the new one with what follows the reasoning."""
     if place.decoder is None:
         return False
     back = max(0, place.index - 4)
@@ -154,7 +158,7 @@ def _near_start(text: str) -> bool:
 
 
 def _in_a_run(place: _Place) -> bool:
-    """The difference lies where one id is repeated: one side has more of it than the other."""
+    """Whether the difference is in a run of one repeated id, of which one side has more than the other."""
     end = place.ours[max(0, place.index - _RUN) : place.index]
     if len(end) < _RUN or len(set(end)) != 1:
         return False
@@ -197,7 +201,7 @@ def _calls(message: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 
 def _lost(before: CallView) -> tuple[str, str] | None:
-    """What the call's own record says: ids that did not come, or a reply that broke off."""
+    """What the call's own record says: ids that were not returned, or a reply that broke off."""
     if before.outcome in ("aborted", "truncated") or any(code in _CUT for code in before.codes):
         return "cut_reply", "certain"
     if any(code in _DROPPED for code in before.codes):
@@ -206,7 +210,7 @@ def _lost(before: CallView) -> tuple[str, str] | None:
 
 
 def _reply_by_text(place: _Place, decoder: TokenDecoder) -> tuple[str, str] | None:
-    """What the decoded reply and its new rendering say; None when they say nothing clear."""
+    """What the text of the reply and of its new rendering show; None where that is not conclusive."""
     before = place.before
     sampled = place.ours[place.split :]
     body = _without_stop(sampled, decoder)
@@ -222,7 +226,7 @@ def _reply_by_text(place: _Place, decoder: TokenDecoder) -> tuple[str, str] | No
             else ("history_edited", "likely")
         )
     if ours_text == their_text:
-        # The same words in other tokens. A half character at a cut end is no text at all.
+        # The same text in other tokens. Half a character at a cut end is not text.
         return ("cut_reply", "likely") if ours_text.endswith("\ufffd") else ("reply_retokenized", "certain")
     if _same_words(body, theirs, at, decoder):
         return "reply_retokenized", "certain"
@@ -254,8 +258,8 @@ def _reply_by_text(place: _Place, decoder: TokenDecoder) -> tuple[str, str] | No
 
 
 def _same_words(ours: Sequence[int], theirs: Sequence[int], at: int, decoder: TokenDecoder) -> bool:
-    """Whether both sides say the same past the first tokens that differ: whatever changed further on, the words here
-    did not.
+    """Whether both sides have the same text past the first tokens that differ: if something changed, it is further
+    on.
     """
     same = len(decoder.text(ours[:at]))
     first = max(len(decoder.text(ids[: at + 1])) for ids in (ours, theirs))
@@ -277,7 +281,9 @@ def _turn_end(ids: Sequence[int], own: set[int], decoder: TokenDecoder) -> int:
 
 
 def _reply_by_messages(place: _Place) -> tuple[str, str]:
-    """What the agent got and what it sent back say, without a tokenizer; the engine's own token texts help."""
+    """What a comparison of the reply with what was sent back shows, without a tokenizer but with the engine's own token
+    texts.
+    """
     before, back, reply = place.before, place.sent_back, place.before.reply
     at = place.index - place.split
     only_stop = at == len(before.sampled) - 1 and before.finish_reason in ("stop", "tool_calls")

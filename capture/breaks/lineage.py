@@ -1,6 +1,6 @@
-"""Which call a call was meant to continue, where its tokens continue none: so that a break has two sides.
+"""Which call a call was meant to continue, where its tokens continue none: the other side of a break.
 
-A side call (a title, a sub-agent, a fresh conversation) continues nothing and breaks nothing; then there is no answer.
+A side call (a title, a sub-agent, a fresh conversation) continues nothing and breaks nothing, so it has no predecessor.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _SUMMARY: int = 40
 
 
 def predecessor(call: CallView, earlier: Sequence[CallView]) -> CallView | None:
-    """The earlier call that `call` was to continue, None when it begins something of its own.
+    """The earlier call that `call` was to continue, None where it starts something of its own.
 
     In order of strength: its prompt keeps all of that call's prompt; its messages continue that call's messages and
     reply; it shares messages with it under the same system prompt, the more the better; it holds the text of an earlier

@@ -1,4 +1,4 @@
-"""What messages and texts tell about a break: what changed between what an agent got and what it sent back."""
+"""How messages and texts differ between what an agent got and what it sent back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def calls_of(message: Message) -> list[tuple[str, str]]:
 
 
 def same_arguments(was: Message, now: Message) -> bool:
-    """The same tool calls by meaning, in other words: strings differ, names and parsed arguments do not."""
+    """Whether the tool calls are the same in another form: the strings differ, names and parsed arguments do not."""
     ours, theirs = calls_of(was), calls_of(now)
     if not ours or len(ours) != len(theirs) or ours == theirs:
         return False
@@ -32,7 +32,7 @@ def same_arguments(was: Message, now: Message) -> bool:
 
 
 def json_equal(text: str, other: str) -> bool:
-    """Two texts that are JSON of the same value. False and True as Python writes them count as JSON's."""
+    """Whether two texts are JSON of the same value. False and True as Python writes them count as JSON's."""
     values = [_value(text), _value(other)]
     return _NOTHING not in values and values[0] == values[1] and _types(values[0]) == _types(values[1])
 
@@ -59,7 +59,7 @@ def _types(value: Any) -> Any:
 
 
 def json_equal_texts(text: str, other: str) -> bool:
-    """Two texts that are the same but for how the JSON objects in them are written."""
+    """Whether two texts differ only in how the JSON objects in them are written."""
     ours, theirs = _pieces(text), _pieces(other)
     if len(ours) != len(theirs) or len(ours) < 2:
         return False
@@ -128,7 +128,7 @@ def same_message(was: Message, now: Message) -> bool:
 
 
 def says(message: Message) -> bool:
-    """Whether a message holds anything by which it can be known again."""
+    """Whether a message has anything by which it can be recognized."""
     return bool(text_of(message).strip() or message.get("tool_calls"))
 
 

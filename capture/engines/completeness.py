@@ -1,4 +1,4 @@
-"""What of a call's tokens is missing, and why: the answer held to itself, to the request and to the engine's counts."""
+"""Which of a call's tokens are missing, and why: the answer checked against the request and the engine's own counts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from capture.unavailable import why
 
 
 def of_failed(status: int, failure: str | None = None) -> dict[str, Unavailable]:
-    """Of a call that the engine did not answer: everything. `failure` says what happened where no engine answered."""
+    """For a call that the engine did not answer: everything. `failure` says what happened where no engine answered."""
     reason = why("upstream_http_error", status=status)
     return dict.fromkeys(FIELDS, reason if failure is None else Unavailable(reason.reason, reason.code, failure))
 
 
 def of_cut_short(engine: Engine, answer: Answer, outcome: str, completions: list[Completion]) -> dict[str, Unavailable]:
-    """Of a call that was `aborted` or `truncated`, or of which the engine said an error in the middle."""
+    """For a call that was `aborted` or `truncated`, or whose answer has an error in the middle."""
     missing = dict(answer.upstream.unavailable)
     code = "stream_aborted" if outcome == "aborted" else "stream_error"
     lost = engine.ids_lost_by_cut(answer) if outcome == "aborted" else code
@@ -28,7 +28,7 @@ def of_cut_short(engine: Engine, answer: Answer, outcome: str, completions: list
 
 
 def of_finished(engine: Engine, answer: Answer, completions: list[Completion]) -> dict[str, Unavailable]:
-    """Of a call whose answer came to its end: nothing, where the model ended it and the engine's own counts agree."""
+    """For a call whose answer is complete: nothing, where the model ended it and the engine's own counts agree."""
     missing = dict(answer.upstream.unavailable)
     known = set(missing)
     hidden = answer.request.get("include_reasoning") is False
@@ -62,7 +62,7 @@ def of_finished(engine: Engine, answer: Answer, completions: list[Completion]) -
     _check_prompt(engine, answer, missing)
     _check_counts(engine, answer, completions, missing)
     if answer.unreadable:
-        # The counts say whether the part that could not be read held anything of what is missing.
+        # The counts show whether the unreadable part had any of what is missing.
         for name in set(missing) - known:
             missing[name] = why("answer_unreadable")
     return missing

@@ -1,4 +1,4 @@
-"""One call's answer: takes out what was sampled, gives the agent what it would have got, and keeps the body."""
+"""Reads one call's answer: collects what was sampled, filters what the agent gets, and keeps the completed body."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PROMPT_KEYS: Final = (b'"prompt_token_ids":', b'"input_ids":')
 
 
 class Reader(Answer):
-    """Give it the answer's events, or its whole body; then ask it for the record."""
+    """Feed it the answer's events (`event`, or `chunk` for a dialect), or its `body`; then ask for the `capture`."""
 
     def __init__(self, engine: Engine, wire: str, request: dict[str, Any], upstream: UpstreamRequest) -> None:
         super().__init__(wire, request, upstream, echoes=engine.echoes_logprobs)
@@ -54,8 +54,8 @@ class Reader(Answer):
         """One event's JSON text in, and its `name` where it has one; what the agent gets out: the same object when
         nothing had to change, or None.
 
-        Two events, each with its `data: `, where one was kept back that had to go first.
-        Never raises: what cannot be read is passed on as it is.
+        The bytes are two events, each with its `data: `, where a chunk that was held back has to go first.
+        Never raises: what cannot be parsed is passed on unchanged.
         """
         if name == ERROR_EVENT:
             self._fail(self._loads(data) or data.decode("utf-8", "replace"))
@@ -76,7 +76,7 @@ class Reader(Answer):
             begins = opening(data)
             self._begins = begins if begins is not None and given.startswith(begins) else None
         before = self.rest() if self._last is not None else None
-        # What should have been the last chunk was not: both go out, in the order they came in.
+        # The chunk that was held back was not the last: both go out, in order.
         return self._unless_last(given) if before is None else before + b"\n\ndata: " + given.replace(b"\n", b" ")
 
     def chunk(self, data: bytes, name: bytes | None = None) -> dict[str, Any] | None:
@@ -137,14 +137,16 @@ class Reader(Answer):
         self._assembler.fail(self.error)
 
     def _unless_last(self, given: bytes) -> bytes | None:
-        """Keeps the last chunk back: what belongs on it comes with the count, which is not the agent's."""
+        """Holds the last chunk back: fields that belong on it come with the usage chunk, which the agent does not
+        get.
+        """
         if self._keeps_last and self.finished:
             self._last = given
             return None
         return given
 
     def _last_with(self, count: dict[str, Any]) -> bytes | None:
-        """The chunk that was kept back, with what the count's chunk tells."""
+        """The chunk that was held back, with the fields that came on the usage chunk."""
         last = self.rest()
         more = {name: count[name] for name in self.engine.on_last_chunk if name in count}
         if last is None or not more:
@@ -152,7 +154,7 @@ class Reader(Answer):
         return self._dumps(self._loads(last) | more, last)
 
     def rest(self) -> bytes | None:
-        """The chunk that was kept back for the engine's count, which never came; for the end of a stream."""
+        """The chunk that was held back for a usage chunk that did not come; for the end of a stream."""
         last, self._last, self._keeps_last = self._last, None, False
         return last
 
@@ -177,9 +179,9 @@ class Reader(Answer):
     # both
 
     def _parsed(self, data: bytes) -> tuple[Any, bool]:
-        """The JSON value, and whether the prompt's ids were cut out of it as bytes: `false` stands for them.
+        """The JSON value, and whether the prompt's ids were cut out of it as bytes and replaced by `false`.
 
-        Parsing 100,000 ids would hold up every other call. Sound because an unescaped quote cannot stand inside a JSON
+        Parsing 100,000 ids would delay every other call. Sound because an unescaped quote cannot stand inside a JSON
         string: the key, as bytes, is always a key; and because it is looked at what it is a key of.
         """
         known = self.several_prompts or (self.sampled.prompt is not None and len(data) < CUT_AGAIN)

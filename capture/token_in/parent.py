@@ -116,7 +116,7 @@ class PastCall(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """`reply` of the call `past` is the last reply of a conversation; the messages before it are that call's request."""
+    """`reply` of the call `past` is the last reply of a conversation; what comes before is that call's messages."""
 
     past: PastCall
     reply: PastReply

@@ -1,4 +1,4 @@
-"""What an answer says was sampled: ids, logprobs and counts, from every place where a version of an engine puts them.
+"""What an answer says was sampled: ids, logprobs and counts, from every place where any engine version puts them.
 
 First hit wins: `choices[].token_ids`, `response_token_ids`, the same under `provider_specific_fields`, `raw_output` and
 `message`, then `sglext.output_ids`, then ids inside the logprob entries (`token_id`, llama.cpp's `id`, and tokens
@@ -24,9 +24,9 @@ _SPELLED: Final = re.compile(r"token_id:([0-9]{1,18})")
 
 
 class Sampled:
-    """What has come of one answer so far, whole or in chunks.
+    """What has arrived of one answer, whole or in chunks.
 
-    `echo`: the logprobs of a completions call begin with the prompt's. `top` alternatives a token are kept.
+    `echo`: the logprobs of a completions call start with the prompt's. `top` alternatives per token are kept.
     """
 
     def __init__(self, *, echo: bool = False, top: int | None = None) -> None:
@@ -44,7 +44,7 @@ class Sampled:
         self._model: str | None = None
 
     def take(self, body: dict[str, Any]) -> None:
-        """Reads one chunk, or a whole body. What is not of a known shape is passed over, and missed at the end."""
+        """Reads one chunk, or a whole body. What has no known shape is ignored, and reported as missing at the end."""
         usage = body.get("usage")
         if isinstance(usage, dict):
             self.usage = usage
@@ -99,7 +99,7 @@ class Sampled:
         self.finished += 1
 
     def prompt_ids(self) -> Ids | None:
-        """The ids of the one prompt, told at the top or with a choice."""
+        """The ids of the prompt, from the top of the body or from a choice."""
         if self.prompt is not None:
             return self.prompt
         return next((choice.prompt for choice in self.choices.values() if choice.prompt is not None), None)
@@ -120,7 +120,10 @@ class Sampled:
 
 
 class Choice:
-    """What one choice sampled so far. A value that is no logprob keeps its place as None, with `problem` saying why."""
+    """What one choice sampled so far: `logprobs` and `tokens` have one entry per sampled token, in order.
+
+    A value that is not a logprob is None in `logprobs`, and `problem` is the code that says why.
+    """
 
     __slots__ = (
         "_last", "echoed", "entry_ids", "finish_reason", "ids", "logprobs", "malformed", "problem", "prompt",
@@ -170,7 +173,7 @@ class Choice:
             self._logprobs(logprobs, whole, len(ids) if isinstance(ids, list) else None)
 
     def one_token(self, token_id: int, logprob: float, token: str) -> None:
-        """One more token, whose entry names no id: what `take` does with a chunk of that alone."""
+        """One more token whose logprob entry has no id: what `take` does with a chunk of one token."""
         if self.ids is None:
             self.ids = []
         self.ids.append(token_id)
@@ -181,7 +184,7 @@ class Choice:
         self.entry_ids = None
 
     def add_ids(self, ids: Any) -> None:
-        """One bad element voids the list: ids are non-negative ints, and a bool is none."""
+        """One bad element voids the list: ids are non-negative ints (a bool is not)."""
         if not isinstance(ids, list) or not are_ids(ids):
             self.malformed = True
         elif self.ids is None:
@@ -244,7 +247,7 @@ class Choice:
             del self.entry_ids[:count]
 
     def _plain(self, entries: list[Any]) -> bool:
-        """Takes entries of which only token and logprob are wanted, at once; False where one has to be looked at."""
+        """Takes all entries at once where only token and logprob are wanted; False where each has to be examined."""
         if self.entry_ids is not None:
             return False
         try:
@@ -304,7 +307,7 @@ class Choice:
         )
 
     def _settle(self, prompt: Ids | None) -> None:
-        """Takes the sampled tokens' entries from behind the prompt's, where the numbers say which are which.
+        """Takes the sampled tokens' entries, which follow the prompt's, where the counts tell which are which.
 
         With `max_tokens: 0` vLLM (0.32) samples a token and sends the prompt's logprobs alone: nothing is taken then,
         all entries stay, and their number says that they do not belong to the ids.
@@ -320,7 +323,7 @@ class Choice:
 
 
 def prompts_cut(body: dict[str, Any]) -> int:
-    """In how many of the places where `Sampled` looks for the ids of a prompt there is `false` in their stead."""
+    """How many of the places where `Sampled` looks for a prompt's ids have `false` instead."""
     ext, more, choices = body.get("sglext"), body.get("provider_specific_fields"), body.get("choices")
     prompts = [body.get("prompt_token_ids")]
     if isinstance(ext, dict):
@@ -360,7 +363,7 @@ def _legacy_entries(logprobs: dict[str, Any], values: list[Any]) -> Iterator[dic
 
 
 def _no_logprob(value: Any) -> str:
-    """The code for a value that is no logprob. No sentinel stands for one that nobody has."""
+    """The code for a value that is not a logprob."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return "logprob_missing_for_token"
     if value <= CLAMPED:

@@ -1,4 +1,4 @@
-"""The chunk that most of a stream is made of, one sampled token and its text, read without being parsed as JSON.
+"""Reads the most common chunk of a stream, one sampled token and its text, without parsing it as JSON.
 
 Parsing such a chunk into objects, looking through them and writing them out again is most of what a capture costs. In a
 stream of vLLM's (0.32) all of them begin with the same bytes and differ in the text, the token, the logprob, the id and

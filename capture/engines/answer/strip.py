@@ -1,4 +1,4 @@
-"""What an agent did not ask for, and how it is taken out of what the engine says, so that nobody sees that we asked."""
+"""Removes from an engine's answer what the agent did not ask for, so that the capture is invisible to it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _EXT_KEYS: Final = ("input_ids", "output_ids")
 class ResponseFilter(NamedTuple):
     """What the agent did not ask for, and so does not get.
 
-    `nulls` are the keys that an answer nobody asked anything of carries with null: they are set to null, not taken
-    away. The other keys of what is hidden are taken away.
+    `nulls` are keys that are null in an answer where nothing was asked for: they are set to null. Other hidden keys are
+    removed.
     """
 
     logprobs: bool = True
@@ -25,7 +25,7 @@ class ResponseFilter(NamedTuple):
     nulls: frozenset[str] = frozenset()
 
     def strip(self, body: dict[str, Any], *, streamed: bool) -> bool:
-        """Takes it out of a chunk, or of a whole body; whether anything was there."""
+        """Removes it from a chunk or a whole body, in place; returns whether anything was removed."""
         changed = self._strip_ids(body)
         ext = body.get("sglext")
         if isinstance(ext, dict):

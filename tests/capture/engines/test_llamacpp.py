@@ -82,7 +82,7 @@ def test_llamacpp_gives_one_entry_for_a_character_of_several_tokens_and_it_is_sa
     one = spelled(llama(3), "🦊")
     capture, _, _ = asked_llama([one], 6)
     assert codes(capture) == {"completion_token_ids": "character_ids_not_returned"}
-    assert "3 of 6 sampled ids came" in capture.unavailable["completion_token_ids"].detail
+    assert "3 of 6 sampled ids were returned" in capture.unavailable["completion_token_ids"].detail
     assert asked_llama([spelled(llama(3), "本")], 3)[0].complete, "one token, as the count says"
 
 

@@ -506,7 +506,7 @@ def test_explain_shows_both_sides_the_cause_and_what_to_do(tmp_path: Path) -> No
     done = run(job, "--explain", "--tokenizer", tmp_path / "tokenizer")
     text = done.stdout
     assert "call 1 does not continue call 0: from token " in text
-    assert "cause   the tool call's arguments were written anew (certain)" in text
+    assert "cause   the tool call's arguments were re-serialized (certain)" in text
     assert "change  the agent or the chat template wrote the arguments' JSON in another form" in text
     assert "sampled tokens in the segment before, 2 sampled tokens in the one after" in text
     held = next(one for one in text.splitlines() if one.strip().startswith("held"))
