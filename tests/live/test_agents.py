@@ -1,7 +1,7 @@
 """Every agent for real, in containers: against the scripted engine, then against a real model that can do little.
 
 The scripted engine is a test double; what is real here is the agent, its settings, its dialect, the proxy, the records.
-Three of the agents run in `tests/sandbox/test_agents.py` too. About a minute an agent, the installing included.
+Three of the agents run in `tests/sandbox/agents/test_agents.py` too. About a minute an agent, the installing included.
 """
 
 from __future__ import annotations

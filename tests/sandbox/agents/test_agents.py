@@ -44,7 +44,7 @@ from tests.sandbox.agent_runs import check_whole, scripted
 from tests.sandbox.scripted_engine import Body, Said, ScriptedEngine
 from tests.sandbox.support import Seen, make_task
 
-RECORDED = Path(__file__).parent / "data"
+RECORDED = Path(__file__).parents[1] / "data"
 #: The program that each agent is started by: in its place the tests put one that misbehaves.
 PROGRAMS = {
     "pi-acp": f"{pi.ROOT}/node_modules/.bin/pi-acp",

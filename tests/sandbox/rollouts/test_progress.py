@@ -14,7 +14,7 @@ import pytest
 
 from sandbox.rollouts.progress import Progress, verdict
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def result(**more: object) -> dict[str, object]:

@@ -17,7 +17,7 @@ from sandbox.errors import AgentError
 from sandbox.scoring.hardening import SAFE_PATH, Prepared, Scan
 from tests.sandbox.support import Seen, attempt, make_task
 
-RECORDED = json.loads((Path(__file__).parent / "data" / "piacp.json").read_text())
+RECORDED = json.loads((Path(__file__).parents[1] / "data" / "piacp.json").read_text())
 
 
 class RecordedAgent:

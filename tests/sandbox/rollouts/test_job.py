@@ -32,8 +32,8 @@ from sandbox.rollouts.progress import Progress
 from sandbox.tasks.task import Task, load_task
 from tests.sandbox.support import ShellAgent, attempt, make_task
 
-TASKS = Path(__file__).parent / "tasks"
-ROOT = Path(__file__).parents[2]
+TASKS = Path(__file__).parents[1] / "tasks"
+ROOT = Path(__file__).parents[3]
 docker_test = pytest.mark.docker
 
 
