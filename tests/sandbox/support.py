@@ -18,6 +18,8 @@ from sandbox.rollouts.plan import RolloutPlan
 from sandbox.rollouts.progress import Progress
 from sandbox.tasks.task import Task, load_task
 
+#: Seconds after which a test gives up waiting: only something that hangs takes so long, also on a loaded machine.
+WAIT = 900.0
 #: Passes when answer.txt holds 42; says nothing about how it came there.
 TEST_SH = """#!/bin/bash
 if [ "$(tr -d '[:space:]' < "$PWD/answer.txt" 2>/dev/null)" = "42" ]; then

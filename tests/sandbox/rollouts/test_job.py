@@ -30,7 +30,7 @@ from sandbox.rollouts.job_folder import open_job
 from sandbox.rollouts.plan import RolloutPlan
 from sandbox.rollouts.progress import Progress
 from sandbox.tasks.task import Task, load_task
-from tests.sandbox.support import ShellAgent, attempt, make_task
+from tests.sandbox.support import WAIT, ShellAgent, attempt, make_task
 
 TASKS = Path(__file__).parents[1] / "tasks"
 ROOT = Path(__file__).parents[3]
@@ -69,7 +69,7 @@ def test_the_seeds_lines_and_files(tmp_path: Path, job: str, docker_client: dock
     """`bench run` on the seed's task with the reference solution, as a person types it."""
     words = f"-a oracle --sandbox docker --jobs-dir jobs --job {job}".split()
     run = bench("run", str(TASKS / "write-number"), *words, cwd=tmp_path)
-    out, err = run.communicate(timeout=120)
+    out, err = run.communicate(timeout=WAIT)
     assert run.returncode == 0, err
     assert out == (
         "[write-number]   → end_turn, 0 total tool calls\n"
@@ -97,7 +97,7 @@ def test_every_example_passes_with_oracle_and_fails_with_nop(
     tmp_path: Path, agent: str, reward: float, job: str, docker_client: docker.DockerClient
 ) -> None:
     run = bench("run", str(TASKS), "-a", agent, "--job", job, "--json", cwd=tmp_path)
-    out, err = run.communicate(timeout=200)
+    out, err = run.communicate(timeout=WAIT)
     summary = json.loads(out)
     assert run.returncode == 0, err
     assert (summary["total"], summary["passed"], summary["mean_reward"]) == (4, 4 if reward else 0, reward)
@@ -171,7 +171,7 @@ def test_stopping_removes_containers_and_keeps_what_is_finished(
     time.sleep(wait)
     run.send_signal(number)
     try:
-        out, err = run.communicate(timeout=60)
+        out, err = run.communicate(timeout=WAIT)
     finally:
         run.kill()
     assert run.returncode == code, (out, err)
@@ -194,12 +194,11 @@ def test_what_a_killed_run_left_is_removed_by_the_next(
 ) -> None:
     task = make_task(tmp_path, **{"oracle/solve.sh": "#!/bin/bash\nsleep 300\n"})
     run = bench("run", str(task.path), "-a", "oracle", "--job", job, cwd=tmp_path)
-    for _ in range(200):
-        if len(of_job(docker_client, job)) == 2:
-            break
+    until = time.monotonic() + WAIT
+    while not (len(of_job(docker_client, job)) == 2 and bridge_of(network_of(docker_client, job)) in rules()):
+        assert time.monotonic() < until, "no container and network appeared"
         time.sleep(0.1)
-    network = docker_client.api.networks(filters={"label": f"benchflow.job={job}"})[0]["Id"]
-    time.sleep(0.5)
+    network = network_of(docker_client, job)
     run.kill()
     run.communicate()
     assert len(of_job(docker_client, job)) == 2
@@ -209,6 +208,10 @@ def test_what_a_killed_run_left_is_removed_by_the_next(
     assert attempt(tmp_path, make_task(tmp_path, name="next"), Nop(), job="next").reward == 0.0
     assert of_job(docker_client, job) == []
     assert bridge_of(network) not in rules()
+
+
+def network_of(client: docker.DockerClient, job: str) -> str:
+    return str(client.api.networks(filters={"label": f"benchflow.job={job}"})[0]["Id"])
 
 
 def rules() -> str:
@@ -297,7 +300,7 @@ def test_config_holds_the_capture_setting_and_no_secret(tmp_path: Path, docker_c
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path, words: list[str], text: str) -> None:
     run = bench("run", str(TASKS / "write-number"), *words, cwd=tmp_path)
-    out, err = run.communicate(timeout=60)
+    out, err = run.communicate(timeout=WAIT)
     assert run.returncode == 2 and out == ""
     assert text in err and "Traceback" not in err
 
@@ -326,7 +329,7 @@ def test_a_job_that_could_not_begin_leaves_its_name_free(tmp_path: Path) -> None
     for _ in range(2):
         run = bench("run", str(TASKS / "write-number"), "-a", "oracle", "--job", "x", cwd=tmp_path,
                     env={"DOCKER_HOST": f"unix://{tmp_path}/none.sock"})  # fmt: skip
-        _, err = run.communicate(timeout=60)
+        _, err = run.communicate(timeout=WAIT)
         assert run.returncode == 2 and "no Docker engine answers" in err
         assert not (tmp_path / "jobs" / "x").exists()
 
@@ -336,16 +339,16 @@ def test_tasks_check_says_what_is_wrong_with_each(tmp_path: Path) -> None:
         shutil.copytree(TASKS / "write-number", tmp_path / "all" / name)
         text = (tmp_path / "all" / name / "task.md").read_text().replace("timeout_sec: 300", f"{key}: 300")
         (tmp_path / "all" / name / "task.md").write_text(text)
-    out, err = bench("tasks", "check", "all", cwd=tmp_path).communicate(timeout=30)
+    out, err = bench("tasks", "check", "all", cwd=tmp_path).communicate(timeout=WAIT)
     assert "b: good" in out
     assert "unknown key agent.timout_sec; did you mean timeout_sec?" in err and "unknown key agent.usr" in err
 
 
 def test_tasks_check_and_init(tmp_path: Path) -> None:
     made = bench("tasks", "init", "mine", cwd=tmp_path)
-    assert "try it with: bench run mine -a oracle" in made.communicate(timeout=30)[0]
+    assert "try it with: bench run mine -a oracle" in made.communicate(timeout=WAIT)[0]
     (tmp_path / "broken").mkdir()
     checked = bench("tasks", "check", "mine", "broken", str(TASKS), cwd=tmp_path)
-    out, err = checked.communicate(timeout=30)
+    out, err = checked.communicate(timeout=WAIT)
     assert checked.returncode == 2
     assert "mine: good" in out and "write-number: good" in out and "broken holds neither task.md nor task.toml" in err

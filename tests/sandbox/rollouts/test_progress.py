@@ -56,7 +56,7 @@ def test_a_log_that_is_silent_for_long_is_told_where_the_run_is(capfd: pytest.Ca
     progress.phase("w", "agent")
     progress.done(result(rollout_name="v"), final=True)
     text = ""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 240
     while "rollouts ended" not in text and time.monotonic() < until:
         time.sleep(0.02)
         text += capfd.readouterr().err
@@ -80,8 +80,7 @@ def test_on_a_terminal_a_bar_counts(tmp_path: Path, docker_client: object) -> No
     )  # fmt: skip
     os.close(other)
     seen = b""
-    began = time.monotonic()
-    while time.monotonic() - began < 60:
+    while True:
         try:
             piece = os.read(main, 4096)
         except OSError:
@@ -89,7 +88,7 @@ def test_on_a_terminal_a_bar_counts(tmp_path: Path, docker_client: object) -> No
         if not piece:
             break
         seen += piece
-    assert run.wait(10) == 0
+    assert run.wait(120) == 0
     text = seen.decode(errors="replace")
     assert "0/1" in text and "1 agent" in text and "0 passed, 0 failed, 0 errors" in text
     assert "[PASS] job-task (reward=1.00, tools=0)" in text

@@ -29,7 +29,7 @@ from sandbox.rollouts.plan import RolloutPlan
 from sandbox.rollouts.progress import Progress
 from sandbox.rollouts.result_files import outcome
 from sandbox.tasks.task import load_task
-from tests.sandbox.support import Seen, ShellAgent, attempt, attempt_all, make_task
+from tests.sandbox.support import WAIT, Seen, ShellAgent, attempt, attempt_all, make_task
 
 pytestmark = [pytest.mark.usefixtures("docker_client"), pytest.mark.docker]
 
@@ -249,7 +249,6 @@ def test_an_engine_under_another_engines_name_is_said(engine: EmbeddedEngine) ->
 
 def test_an_engine_that_dies_in_mid_run_is_the_infrastructures_fault_and_others_go_on(tmp_path: Path) -> None:
     """The engine is gone before the agent's call: mini gives up, the rollout says why, and --retries tries again."""
-    began = time.monotonic()
     seen = attempt(
         tmp_path, make_task(tmp_path), find_agent("mini"), provider=unreachable(),
         options=lambda jobs: JobOptions(jobs_dir=jobs, retries=1),
@@ -267,7 +266,6 @@ def test_an_engine_that_dies_in_mid_run_is_the_infrastructures_fault_and_others_
     assert [call.outcome for call in JournalReader(seen.folder / "trajectory" / "llm_trajectory.jsonl")] == [
         "error"
     ] * 3
-    assert time.monotonic() - began < 60
 
 
 def test_a_proxy_that_dies_in_mid_run_fails_that_rollout_in_words(
@@ -338,7 +336,7 @@ def test_two_jobs_of_one_name(tmp_path: Path) -> None:
 
     running = threading.Thread(target=lambda: attempt(tmp_path, task, Slow(), job="slow"))
     running.start()
-    assert started.wait(20)
+    assert started.wait(WAIT)
     with pytest.raises(JobError, match=r"the job slow is running \(process \d+\)"):
         attempt(tmp_path, task, Nop(), job="slow")
     running.join()
