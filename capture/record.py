@@ -1,4 +1,4 @@
-"""`benchflow.token_capture.v1`: the ids and logprobs of one call, or the reason why they are not all here."""
+"""`benchflow.token_capture.v1`: the ids and logprobs of one call, or the reason why some are missing."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def are_alternatives(top_logprobs: Sequence[object]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TokenCapture:
-    """What one call's engine said it was given and what it sampled.
+    """What the engine of one call was given as prompt and what it sampled.
 
     Build it with `TokenCapture.of`, which holds the invariant: each of `FIELDS` is captured for every choice, or named
     in `unavailable`. `complete` is true only when `unavailable` is empty.
@@ -140,7 +140,7 @@ class TokenCapture:
         completions: list[Completion],
         unavailable: dict[str, Unavailable],
     ) -> TokenCapture:
-        """A capture that keeps its word: a field that is missing and not yet explained is explained here."""
+        """A capture that holds the invariant: a missing field without a reason gets one here."""
         missing = _explained(prompt_token_ids, completions, dict(unavailable))
         digest = None
         if prompt_token_ids is not None and completions and not missing:
@@ -176,8 +176,8 @@ class TokenCapture:
     def from_json(cls, value: object) -> TokenCapture:
         """Reads a stored capture, ours or BenchFlow's (which may have no `wire`, `tokens` or `code`).
 
-        What is stored is not believed: a field that is not what `unavailable` says is named there. Raises
-        `RecordError` where the value is no capture at all.
+        What is stored is checked: a field that is missing without a reason is named in `unavailable`. Raises
+        `RecordError` where the value is not a capture at all.
         """
         if not isinstance(value, dict):
             raise RecordError("token_capture is not a JSON object")
@@ -209,7 +209,7 @@ class TokenCapture:
         unavailable: object,
         digest: object,
     ) -> TokenCapture:
-        """A capture from the parts of a stored one; the digest is kept as it was stored, not computed again."""
+        """A capture from the parts of a stored one; the stored digest is kept, not computed again."""
         codes = unavailable if unavailable is not None else {}
         if not isinstance(codes, dict):
             raise RecordError("token_capture.unavailable is not an object")

@@ -1,6 +1,6 @@
-"""Token ids of a prompt or a sampled text, kept as the compact JSON text they came in until somebody needs numbers.
+"""Token ids, kept as the compact JSON text they came in until numbers are needed.
 
-So a prompt of 100,000 ids is copied from the engine's answer to the journal, and compared with the call before it,
+A prompt of 100,000 ids is copied from the engine's answer to the journal, and compared with the call before it,
 without being parsed.
 """
 
@@ -15,10 +15,10 @@ import orjson
 from capture.errors import RecordError
 
 _DIGITS: Final = b"0123456789"
-#: Nothing between two commas, or a number written like 007, which is not JSON.
+#: Nothing between two commas, or a number like 007, which is not JSON.
 _NO_NUMBER: Final = re.compile(rb",(?:,|0[0-9])")
-#: A number of so many digits may be beyond 63 bits. It is looked for where every digit is a 0: a pattern takes ten
-#: times as long.
+#: A number of this many digits may be beyond 63 bits. It is searched for after every digit became a 0: a pattern takes
+#: ten times as long.
 _ALL_ZEROS: Final = bytes.maketrans(_DIGITS, b"0" * 10)
 _MANY_DIGITS: Final = b"0" * 19
 _SPACE: Final = b" \t\r\n"
@@ -38,12 +38,12 @@ class Ids(Sequence[int]):
     @classmethod
     def of(cls, values: Iterable[int]) -> Ids:
         """Ids from ints; raises `RecordError` for a bool, a float or a negative number."""
-        held = list(values)
-        text = _text_of(held)
+        ids = list(values)
+        text = _text_of(ids)
         if text is None:
-            wrong = next(value for value in held if not are_ids([value]))
+            wrong = next(value for value in ids if not are_ids([value]))
             raise RecordError(f"a token id must be a non-negative integer, not {wrong!r}")
-        return cls(text, held)
+        return cls(text, ids)
 
     @classmethod
     def parse(cls, array: bytes, before: Ids | None = None) -> Ids | None:
@@ -55,16 +55,16 @@ class Ids(Sequence[int]):
         if array[:1] != b"[" or array[-1:] != b"]":
             return None
         text = array[1:-1]
-        goes_on = None if before is None else cls.going_on(text, before)
-        return cls.parse_text(text) if goes_on is None else goes_on
+        ids = None if before is None else cls.going_on(text, before)
+        return cls.parse_text(text) if ids is None else ids
 
     @classmethod
     def going_on(cls, text: bytes, before: Ids) -> Ids | None:
-        """`parse_text` of a text that begins with the ids of `before`, at the price of the ids that are new; None
-        where it does not begin so.
+        """`parse_text` of a text that starts with the ids of `before`, at the cost of the new ids only; None where it
+        does not.
         """
         end = len(before.text)
-        if not end or not text.startswith(before.text):  # after no id nothing goes on: `,0` is no array
+        if not end or not text.startswith(before.text):  # nothing follows no ids: `,0` is not an array
             return None
         if len(text) == end:
             return before
@@ -78,7 +78,7 @@ class Ids(Sequence[int]):
 
     @classmethod
     def parse_text(cls, text: bytes) -> Ids | None:
-        """`parse` of what stands between the brackets."""
+        """`parse` of the text between the brackets."""
         bones = text.translate(None, _DIGITS)
         if bones != b"," * len(bones):
             # Spaces between the numbers are JSON too; anything else is not ids. "1 2" must not become "12".
@@ -106,7 +106,7 @@ class Ids(Sequence[int]):
         return None if text is None else cls(text, value)
 
     def bare(self) -> Ids:
-        """The same without the numbers it may have been parsed to: to be kept for long."""
+        """The same ids without the parsed numbers: for long-lived references."""
         ids = Ids(self.text)
         ids._count = len(self)
         return ids
@@ -117,11 +117,11 @@ class Ids(Sequence[int]):
         return self._list
 
     def json(self) -> orjson.Fragment:
-        """For `orjson.dumps`: the array, spliced in without being parsed."""
+        """For `orjson.dumps`: the array, spliced in as text."""
         return orjson.Fragment(b"[" + self.text + b"]")
 
     def startswith(self, other: Ids) -> bool:
-        """Whether these ids begin with those of `other`; a memory comparison, no parsing."""
+        """Whether these ids start with those of `other`; a memory comparison, no parsing."""
         if not other.text:
             return True
         if not self.text.startswith(other.text):
@@ -130,11 +130,11 @@ class Ids(Sequence[int]):
         return len(self.text) == end or self.text[end : end + 1] == b","
 
     def after(self, before: Ids) -> Ids:
-        """The ids that follow `before`, with which these must begin. Cut as text, nothing is parsed."""
+        """The ids after `before`, with which these must start. Cut as text, nothing is parsed."""
         return self if not before.text else Ids(self.text[len(before.text) + 1 :])
 
     def common(self, other: Ids) -> int:
-        """How many ids these and `other` have in common from the first on."""
+        """How many leading ids these and `other` have in common."""
         ours, theirs = self.text, other.text
         low, high = 0, min(len(ours), len(theirs))
         while low < high:  # halving: each step is one memory comparison
@@ -191,12 +191,12 @@ def _loads_or_none(data: bytes) -> Any:
 
 
 def are_ids(values: list[Any]) -> bool:
-    """Whether each is an int that can be a token's id; of no values, each is."""
+    """Whether each is an int that can be a token id; True for no values."""
     return _text_of(values) is not None
 
 
 def _text_of(values: list[Any]) -> bytes | None:
-    """Ids as compact JSON; None where any is none. Written at C speed, and what is no id shows in the text."""
+    """Ids as compact JSON; None where one is not an id. Written at C speed; what is not an id shows in the text."""
     try:
         text = orjson.dumps(values)[1:-1]
     except TypeError:  # beyond 64 bits

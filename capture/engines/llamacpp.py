@@ -1,7 +1,7 @@
-"""llama.cpp's server: ids stand in the logprob entries of unstreamed answers; the prompt's come from two side routes.
+"""llama.cpp's server: ids are in the logprob entries of unstreamed answers; the prompt's come from two side routes.
 
-As seen on the server inside xllamacpp 2026.10: a stream lacks the stop token's entry and refuses logprobs beside
-tools, so an agent that streams is answered from an unstreamed call. With a stop string the last token is missing, and a
+Checked on the server inside xllamacpp 2026.10: a stream lacks the stop token's entry and refuses logprobs beside
+tools, so a streaming agent is answered from an unstreamed call. With a stop string the last token is missing, and a
 character of several tokens (an emoji) comes as one entry with the last one's id: the call is not complete, and says so.
 Prompt ids are taken by its completion route alone: token-in stays off here.
 """
@@ -53,7 +53,7 @@ class LlamaCpp(Engine):
         if not options.capture:
             return upstream
         if wire == CHAT:
-            # `top_logprobs: 0` gives no entries at all; `logprobs` alone gives twenty alternatives an entry.
+            # `top_logprobs: 0` gives no entries at all; `logprobs` alone gives twenty alternatives per entry.
             injected = chat_logprobs(upstream, options, at_least=1)
         else:
             injected = []
@@ -107,7 +107,7 @@ class LlamaCpp(Engine):
         return _counted(body)
 
     def matched_stop(self, answer: Answer) -> str | None:
-        """The answer does not say it; but the token that ends a stop string is the only one without an entry."""
+        """The answer does not have it, but the token that completes a stop string is the only one without an entry."""
         stops, choice = answer.request.get("stop"), answer.sampled.choices.get(0)
         if not stops or choice is None or choice.finish_reason != "stop" or not choice.tokens or _spells(choice):
             return None
@@ -118,7 +118,7 @@ class LlamaCpp(Engine):
 
 
 def _may_lack(choice: Choice, request: dict[str, Any]) -> bool:
-    """Whether a choice that nobody counted may lack a token: of a stop string, of a character, of one cut in half."""
+    """Whether a choice without a count may lack a token: of a stop string, or of a character, whole or cut."""
     ended = choice.finish_reason
     most = request.get("max_completion_tokens") or request.get("max_tokens")
     cut = ended == "length" and most != len(choice.tokens)

@@ -1,4 +1,4 @@
-"""One line of a journal as a call: its parts parsed when they are asked for, its ids never parsed at all."""
+"""One line of a journal as a call: its parts are parsed on first use, its ids not at all."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from capture.record import SCHEMA_VERSION, Completion, Ids, TokenCapture
 
 
 class Known:
-    """The last prompts of a journal that were read: where a prompt begins with one of them, only the rest is checked.
+    """The last prompts that were read from a journal. Where a prompt starts with one of them, only the rest is checked.
 
-    A prompt grows call by call, so almost all of it has been looked at before.
+    A prompt grows call by call, so almost all of it has been checked before.
     """
 
     KEPT = 4
@@ -25,7 +25,7 @@ class Known:
         self._prompts: list[Ids] = []
 
     def parse(self, text: bytes) -> Ids | None:
-        """`Ids.parse` of the inside of an array, at the price of the ids that are new."""
+        """`Ids.parse` of the inside of an array, at the cost of the new ids only."""
         for position, before in enumerate(self._prompts):
             new = Ids.going_on(text, before)
             if new is not None:
@@ -102,8 +102,8 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 @dataclass(frozen=True, slots=True)
 class TokenIn:
-    """What a call's record says of token-in. `rendered`: the prompt that its messages would have made, where it was
-    bridged and that is another.
+    """What a call's record says about token-in. `rendered`: the prompt that the template makes of its messages, where
+    it was bridged and that differs.
     """
 
     mode: str
@@ -115,12 +115,12 @@ class TokenIn:
 
 
 class Call:
-    """One line of a journal. Its parts are parsed when they are asked for."""
+    """One line of a journal. Its parts are parsed on first use."""
 
     def __init__(self, line: int, raw: bytes, offset: int = 0, known: Known | None = None) -> None:
-        """`line` is the 0-based number in the file, `offset` where it begins there, in bytes.
+        """`line` is the 0-based line number, `offset` the byte at which the line starts.
 
-        Raises `FileFormatError` when `raw` is no JSON object.
+        Raises `FileFormatError` when `raw` is not a JSON object.
         """
         self.line = line
         self.raw = raw
@@ -129,7 +129,7 @@ class Call:
         self._prompt: bytes | None = None
         try:
             if not raw.isascii():
-                raw.decode()  # msgspec passes over what it need not parse, bytes that are no UTF-8 included
+                raw.decode()  # msgspec skips what it need not parse, invalid UTF-8 included
             self._parts = self._decode()
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise FileFormatError(f"not a JSON object ({error})") from error
@@ -236,7 +236,7 @@ class Call:
 
     @cached_property
     def token_in(self) -> TokenIn | None:
-        """What token-in made of the call; None where it was off. Ids stay text."""
+        """What token-in did with the call; None where it was off. Ids stay text."""
         try:
             found = _bridged.decode(self._parts.metadata).token_in
         except msgspec.DecodeError:
@@ -254,7 +254,7 @@ class Call:
 
     @cached_property
     def capture(self) -> TokenCapture | None:
-        """The call's token capture; None when the call was made without. Ids stay text until they are asked for.
+        """The call's token capture; None when capture was off. Ids stay text until they are used.
 
         Raises `RecordError` for a capture that this version cannot read.
         """

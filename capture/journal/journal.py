@@ -1,7 +1,6 @@
 """The append-only journal of calls, `llm_trajectory.jsonl`: written one whole line at a time, read lazily.
 
-A line is one call. The writer never touches what it wrote; a line torn by a crash stays where it is and the reader
-reports it. This is the only module of `capture` that opens files.
+A line is one call. The writer never changes what it wrote; a line torn by a crash stays, and the reader reports it.
 """
 
 from __future__ import annotations
@@ -28,22 +27,22 @@ _NAMED_GAPS = 5
 
 
 class JournalWriter:
-    """Appends whole lines to one journal, one `write` a line; a second writer of the same file is refused.
+    """Appends whole lines to one journal, one `write` per line; a second writer of the same file is refused.
 
-    With `fsync`, `append` returns when the line is on the disk; without, when the operating system holds it, which
+    With `fsync`, `append` returns when the line is on the disk; without, when the operating system has it, which
     survives a `kill -9` but not a power cut.
     """
 
     def __init__(self, path: Path, *, fsync: bool = False, left: tuple[int, int] | None = None) -> None:
-        """Opens (and where needed creates) the journal. Raises `JournalError`.
+        """Opens, and creates where needed, the journal. Raises `JournalError`.
 
-        `left` is how its last writer left it, where that is known: its bytes and the number of the next call. If it
-        has this size still, it is not read through for the number, which blocks for half a second a gigabyte.
+        `left` is `(size in bytes, number of the next call)` as its last writer left it, where that is known. If the
+        file still has this size, it is not searched for the number, which blocks for half a second per gigabyte.
         """
         self.path = path
         self.fsync = fsync
         self.lines = 0
-        #: One more than the highest number of a call that is in the file already: a journal goes on after a restart.
+        #: One more than the highest call number in the file: numbering continues after a restart.
         self.next_call = 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +73,7 @@ class JournalWriter:
             raise JournalError(f"cannot use the journal {path}: {error.strerror}") from error
 
     def _begin_on_a_fresh_line(self, left: tuple[int, int] | None) -> None:
-        """After a crash the last line may have no end: what comes next must not be glued to it, nor have its number."""
+        """After a crash the last line may lack its line end: the next line must not be appended to it."""
         size = os.fstat(self._fd).st_size
         if left is not None and left[0] == size:
             self.next_call = left[1]
@@ -85,9 +84,9 @@ class JournalWriter:
             os.write(self._fd, b"\n")
 
     def append(self, line: bytes) -> None:
-        """Writes `line` (no newline in it) and its newline. Raises `JournalError`; the file then ends as it did before.
+        """Writes `line` (without a newline in it) and a newline. Raises `JournalError`; the file is then as before.
 
-        Blocks for as long as the disk takes: for long lines call it off the event loop.
+        Blocks while the disk works: call it off the event loop for long lines.
         """
         if self._fd < 0:
             raise JournalClosed(f"the journal {self.path} is sealed")
@@ -117,7 +116,7 @@ class JournalWriter:
             return False
 
     def sync(self) -> None:
-        """Returns when what was written is on the disk, or cannot be. Blocks for as long as the disk takes."""
+        """Returns when what was written is on the disk, or cannot be. Blocks while the disk works."""
         with suppress(OSError):
             os.fsync(self._fd)
 
@@ -150,7 +149,7 @@ def _highest_number(written: mmap.mmap) -> int:
 
 
 def _identity(file: os.stat_result) -> tuple[int, int]:
-    """What no other file has while this one is open, be it deleted or not."""
+    """Device and inode: no other file has them while this one is open, deleted or not."""
     return file.st_dev, file.st_ino
 
 
@@ -163,7 +162,7 @@ class Problem:
 
 
 class JournalReader:
-    """Iterates the calls of a journal in file order, a line in memory at a time.
+    """Iterates the calls of a journal in file order, with one line in memory at a time.
 
     After the iteration a line that is no JSON object, and so left out, is in `problems`; calls whose line is missing
     between others are in `gaps`.

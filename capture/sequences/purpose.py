@@ -78,7 +78,7 @@ def _first(text: str, words: Mapping[str, str]) -> str | None:
 
 
 class Purposes:
-    """The purposes of one rollout's calls, told in the order they end.
+    """The purposes of one rollout's calls, in the order in which they end.
 
     The first call that offers tools is the agent's. One with another system prompt, other tools and another opening is
     a sub-agent's; whatever shares one of the three is the agent's still: prompts hold dates, tools come and go, and a
@@ -99,7 +99,7 @@ class Purposes:
 
 
 def _shape(body: Mapping[str, Any]) -> Iterator[Hashable]:
-    """What tells one agent of a rollout from another: its system prompt, its tools and how its conversation opens."""
+    """What distinguishes the agents of a rollout: system prompt, tools, and the first user message."""
     messages = body.get("messages")
     messages = messages if isinstance(messages, list) else []
     yield hash(_system_text(messages))

@@ -49,8 +49,8 @@ class Span:
 class TokenSequence:
     """One row for a trainer: `prompt_ids`, then `completion_ids`, of which the ids in `spans` were sampled.
 
-    `logprobs` has one number for each id in `spans`, in order. Ids outside of `spans` are the environment's (tool
-    results, template tokens) or were trained in another sequence: mask 0, logprob 0.0.
+    `logprobs` has one number per id in `spans`, in order. Ids outside of `spans` are the environment's (tool results,
+    template tokens) or are trained in another sequence: mask 0, logprob 0.0.
     """
 
     thread: int
@@ -70,12 +70,12 @@ class TokenSequence:
 
     @property
     def completion_mask(self) -> list[int]:
-        """1 for each sampled id of `completion_ids`, 0 for each other."""
+        """One number per id of `completion_ids`: 1 for a sampled one, else 0."""
         return list(self.mask_text(b"1", b"0").replace(b",", b"").translate(_BITS))
 
     @property
     def completion_logprobs(self) -> list[float]:
-        """One number an id of `completion_ids`: the recorded logprob, 0.0 where the mask is 0."""
+        """One number per id of `completion_ids`: the recorded logprob, 0.0 where the mask is 0."""
         filled = [0.0] * len(self.completion_ids)
         at = 0
         for span in self.spans:
@@ -84,7 +84,7 @@ class TokenSequence:
         return filled
 
     def mask_text(self, sampled: bytes, other: bytes) -> bytes:
-        """A JSON array's inside, one value an id of `completion_ids`, without building a list."""
+        """The inside of a JSON array, one value per id of `completion_ids`, without building a list."""
         parts: list[bytes] = []
         at = 0
         for span in self.spans:
@@ -107,7 +107,7 @@ class TokenSequence:
         return b"".join(parts)[:-1]
 
     def labels_text(self) -> bytes:
-        """`-100` for every id but the sampled ones, which stand for themselves; over prompt and completion."""
+        """The inside of a JSON array over prompt and completion ids: the id where it was sampled, else -100."""
         parts: list[bytes] = [b"-100," * len(self.prompt_ids)]
         ids = self.completion_ids.tolist()
         at = 0
@@ -139,11 +139,11 @@ class _Node:
 
 
 def merge(turns: Iterable[Turn], placements: Mapping[int, Placement]) -> list[TokenSequence]:
-    """One sequence a leaf of the tree of calls, those that are trained on first, then in the order their leaves began.
+    """One sequence per leaf of the tree of calls: those that are trained on first, then in the order the leaves began.
 
-    `placements` is what `Threads.place` said of each turn. Of a call's choices the one that a later call continues is
-    followed; of a leaf's, the first, as BenchFlow does. A choice that nobody continued is left out: no reward is about
-    it.
+    `placements` has the result of `Threads.place` per call number. Of a call's choices the one that a later call
+    continues is followed; of a leaf's, the first, as BenchFlow does. A choice that no call continued is left out: no
+    reward is about it.
     """
     nodes: dict[int, _Node] = {}
     for turn in turns:

@@ -1,8 +1,8 @@
-"""Token-in: the prompt that continues a call exactly, made of ids that are held and ids that a template wrote.
+"""Token-in: a prompt that continues a call exactly, made of the ids of that call and new ids from the template.
 
-What goes in are two renderings by the engine's own template: R, the whole request, and A, its messages up to and with
-the last reply. Where A is a beginning of R, the tail of R is what comes after the reply, and can be set behind the ids
-that were sampled. Nothing is tokenized here, and nothing is guessed: where a rule does not hold, a code says which.
+The input is two renderings by the engine's own template: R, the whole request, and A, its messages up to and including
+the last reply. Where A is a prefix of R, the rest of R is what follows the reply, and is appended to the ids that were
+sampled. Nothing is tokenized here, and nothing is guessed: where a rule does not hold, a code says which.
 """
 
 from __future__ import annotations
@@ -20,54 +20,55 @@ from capture.record import Ids
 from capture.token_in.parent import Parent
 
 MODES: Final = ("off", "auto", "require")
-#: What `--token-in` says of itself, wherever it is an option.
+#: The help text of `--token-in`, wherever it is an option.
 MODES_HELP: Final = "off, auto or require: send prompts as the ids of the call before and what is new (vLLM, SGLang)."
 
-#: code -> why a call's prompt was not bridged
+#: code -> why the prompt of a call was not bridged
 REASONS: Final[dict[str, str]] = {
-    "begins": "its messages hold no reply that this session gave: a new conversation, or a compacted one",
-    "opened_again": "the session was opened again on a journal that has calls, none of which it holds in memory: "
-    "whether this goes on from one of them is not known; a new journal begins without them",
-    "history_edited": "the agent changed what was said before; its compaction or its edits begin a new sequence",
-    "system_changed": "the system prompt is another than in the call it goes on from",
-    "tools_changed": "the tools are others than in the call it goes on from",
-    "options_changed": "the model, the template's options or the choice of tools are others than in the call before",
-    "ambiguous_parent": "two earlier calls gave this reply to these messages; which one it goes on from is not guessed",
-    "ends_with_reply": "the conversation ends with a reply, which the engine is asked to go on writing",
-    "parent_incomplete": "the ids of the call it goes on from are not all here; see that call's token_capture",
-    "parent_forgotten": "the call it goes on from was too long ago to be kept in memory",
-    "stop_string": "the reply was ended by a stop string, whose tokens the agent never got",
-    "cut_tool_call": "the reply was cut while it called a tool, and the agent got another call than was sampled",
-    "cut_in_reasoning": "the reply was cut before it said anything but reasoning",
-    "template_rewrites_history": "the chat template renders the last reply otherwise once something follows it",
+    "begins": "its messages contain no reply of this session: a new conversation, or a compacted one",
+    "opened_again": "the session was reopened on a journal with earlier calls, which are no longer in memory: "
+    "whether this call continues one of them is unknown; use a new journal to start without them",
+    "history_edited": "the agent changed earlier messages; its compaction or edits start a new sequence",
+    "system_changed": "the system prompt differs from that of the call it continues",
+    "tools_changed": "the tools differ from those of the call it continues",
+    "options_changed": "the model, the template's options or the tool choice differ from those of the call before",
+    "ambiguous_parent": "two earlier calls gave this reply to these messages; which one it continues is not guessed",
+    "ends_with_reply": "the conversation ends with a reply that the engine is asked to continue",
+    "parent_incomplete": "the ids of the call it continues are incomplete; see that call's token_capture",
+    "parent_forgotten": "the call it continues is no longer in memory",
+    "stop_string": "a stop string ended the reply, and the agent never got its tokens",
+    "cut_tool_call": "the reply was cut inside a tool call, and the agent got a different call than was sampled",
+    "cut_in_reasoning": "the reply was cut while it was still reasoning",
+    "template_rewrites_history": "the chat template renders the last reply differently once something follows it",
     "template_ends_turn_otherwise": "the chat template does not write the stop token that was sampled",
     "template_closes_otherwise": "the chat template does not close this reply as it closes others",
-    "reads_otherwise": "the ids that were sampled do not read like the message that the agent sent back",
+    "reads_otherwise": "the sampled ids do not read like the message that the agent sent back",
     "prompt_reads_otherwise": "the whole prompt would not read like the conversation that the agent sees",
     "rendering_differs": "the engine's /tokenize does not render as its chat route does",
-    "prompt_not_told": "the engine did not say which prompt ids it answered to, so nobody knows whether it took them",
-    "unproved": "the agent wrote older messages anew before the engine's rendering could be checked against its ids",
-    "unreadable": "its messages are not what a chat's messages are",
-    "prompt_not_used": "the engine answered to other prompt ids than it was sent",
+    "prompt_not_told": "the engine did not report the prompt ids it used, so it is unknown whether it used the ids "
+    "that were sent",
+    "unproved": "the agent rewrote older messages before the engine's rendering could be checked against its ids",
+    "unreadable": "its messages are not valid chat messages",
+    "prompt_not_used": "the engine used other prompt ids than it was sent",
     "engine_cannot": "this engine takes no prompt ids on its chat route; vLLM and SGLang do",
     "engine_refused": "the engine refused the prompt ids",
     "no_rendering": "the engine's /tokenize did not answer",
-    "media": "the messages hold images or audio, whose ids cannot be sent",
-    "own_prompt_ids": "the agent sends prompt ids of its own",
+    "media": "the messages contain images or audio, whose ids cannot be sent",
+    "own_prompt_ids": "the agent sends its own prompt ids",
     "not_chat": "not a chat request",
     "turned_off": "token-in was turned off for this session",
     "not_sent": "the call did not reach an engine",
-    "failed": "token-in failed by a fault of the proxy's own; its log says how",
+    "failed": "token-in failed because of a bug in the proxy; its log says how",
 }
 
-#: Reasons that are no failure to bridge: there was nothing to go on from.
+#: Reasons that are not a failure to bridge: there was nothing to continue.
 NOTHING_TO_BRIDGE: Final = frozenset({"begins", "not_chat"})
 
 
 @dataclass(frozen=True, slots=True)
 class TurnEnd:
-    """How a template was seen to end a reply: `after` are the ids that it writes behind the stop token, `lead` how many
-    ids at the end of the prompt before it writes otherwise once the reply stands there.
+    """How a template ends a reply: `after` are the ids from the stop token on, `lead` is how many ids at the end of the
+    prompt it writes differently once the reply is there.
     """
 
     after: Ids
@@ -93,7 +94,7 @@ class Bridge:
 def bridge(rendered: Ids, answered: Ids, found: Parent, closing: Ids | None = None) -> Bridge | str:
     """The prompt that extends `found`, or the code of a reason. `rendered` is R, `answered` is A (see above).
 
-    `closing` is what the template writes after any reply: needed for one that was cut (see `closing_of`).
+    `closing` is what the template writes after any reply; needed where the reply was cut (see `closing_of`).
     """
     held, sampled, stop = found.past.prompt, found.reply.sampled, found.reply.stop
     if not rendered.startswith(answered) or len(rendered) == len(answered):
