@@ -329,7 +329,7 @@ class Talk:
         drawn: str,
         ending: str,
     ) -> Any:
-        """The call is over: what the engine tally of it goes to token-in. Call number, prompt ids and sampled ids."""
+        """The call is over: what the engine reported goes to token-in. Call number, prompt ids and sampled ids."""
         said = json.loads(json.dumps(message))
         choice: dict[str, Any] = {"index": 0, "finish_reason": "stop", "stop_reason": None, "message": said}
         if message.get("tool_calls"):

@@ -60,14 +60,14 @@ async def test_concurrent_sessions_never_mix(tmp_path: Path) -> None:
 
 async def test_wrong_closed_and_foreign_keys_are_401_and_leave_no_line(tmp_path: Path) -> None:
     async with FakeEngine(replays(PLAIN)) as engine, serve(Settings(upstream=[engine.url], probe=False)) as proxy:
-        one = await proxy.open_session("one", journal=tmp_path / "one.jsonl")
+        session = await proxy.open_session("one", journal=tmp_path / "one.jsonl")
         two = await proxy.open_session("two", journal=tmp_path / "two.jsonl")
         assert (await post(proxy.base_url, None)).status_code == 401
         assert (await post(proxy.base_url, "sk-guess")).status_code == 401
         other = proxy.base_url.removesuffix("/v1") + f"/s/{two.id}/v1"
-        assert (await post(other, one.api_key)).status_code == 401, "a key opens its own session only"
-        await proxy.close_session(one.id)
-        refused = await post(proxy.base_url, one.api_key)
+        assert (await post(other, session.api_key)).status_code == 401, "a key opens its own session only"
+        await proxy.close_session(session.id)
+        refused = await post(proxy.base_url, session.api_key)
         assert refused.status_code == 401 and "message" in refused.json()["error"]
     assert engine.calls == []
     assert (tmp_path / "one.jsonl").read_bytes() == (tmp_path / "two.jsonl").read_bytes() == b""
@@ -75,9 +75,9 @@ async def test_wrong_closed_and_foreign_keys_are_401_and_leave_no_line(tmp_path:
 
 async def test_a_key_works_as_bearer_and_as_x_api_key(tmp_path: Path) -> None:
     async with FakeEngine(replays(PLAIN)) as engine, serve(Settings(upstream=[engine.url], probe=False)) as proxy:
-        one = await proxy.open_session("one", journal=tmp_path / "one.jsonl")
+        session = await proxy.open_session("one", journal=tmp_path / "one.jsonl")
         async with httpx.AsyncClient(base_url=proxy.base_url) as client:
-            for headers in (key(one.api_key), {"x-api-key": one.api_key}):
+            for headers in (key(session.api_key), {"x-api-key": session.api_key}):
                 assert (await client.post("/chat/completions", json=CHAT, headers=headers)).status_code == 200
     assert all("x-api-key" not in seen.headers for seen in engine.calls)
 
@@ -90,11 +90,11 @@ async def test_closing_waits_for_calls_in_flight_and_then_seals(tmp_path: Path) 
         yield whole(200, recorded)
 
     async with FakeEngine(slow) as engine, serve(Settings(upstream=[engine.url], probe=False)) as proxy:
-        one = await proxy.open_session("one", journal=tmp_path / "one.jsonl")
-        running = asyncio.ensure_future(post(proxy.base_url, one.api_key))
+        session = await proxy.open_session("one", journal=tmp_path / "one.jsonl")
+        running = asyncio.ensure_future(post(proxy.base_url, session.api_key))
         while not engine.calls:
             await asyncio.sleep(0.01)
-        state = await proxy.close_session(one.id)
+        state = await proxy.close_session(session.id)
         assert (await running).status_code == 200
     assert state["calls"] == 1 and state["closed"]
 
@@ -106,8 +106,8 @@ async def test_a_stop_with_a_call_that_does_not_end_records_it_as_aborted(tmp_pa
 
     async with FakeEngine(stuck) as engine:
         async with serve(Settings(upstream=[engine.url], probe=False, grace=1)) as proxy:
-            one = await proxy.open_session("one", journal=tmp_path / "one.jsonl")
-            running = asyncio.ensure_future(post(proxy.base_url, one.api_key))
+            session = await proxy.open_session("one", journal=tmp_path / "one.jsonl")
+            running = asyncio.ensure_future(post(proxy.base_url, session.api_key))
             await arrived(engine)
         await asyncio.gather(running, return_exceptions=True)
     (call,) = JournalReader(tmp_path / "one.jsonl")
@@ -116,10 +116,10 @@ async def test_a_stop_with_a_call_that_does_not_end_records_it_as_aborted(tmp_pa
 
 async def test_sampling_defaults_fill_what_the_agent_left_open(tmp_path: Path) -> None:
     async with FakeEngine(replays(PLAIN)) as engine, serve(Settings(upstream=[engine.url], probe=False)) as proxy:
-        one = await proxy.open_session(
+        session = await proxy.open_session(
             "one", journal=tmp_path / "one.jsonl", sampling={"temperature": 1.0, "top_p": 1.0}, model="served"
         )
-        await post(proxy.base_url, one.api_key, temperature=0.2)
+        await post(proxy.base_url, session.api_key, temperature=0.2)
     sent = engine.calls[0].body
     assert (sent["temperature"], sent["top_p"], sent["model"]) == (0.2, 1.0, "served")
     (call,) = JournalReader(tmp_path / "one.jsonl")

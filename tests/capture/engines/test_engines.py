@@ -318,7 +318,7 @@ def test_echo_with_no_tokens_asked_for_is_never_complete() -> None:
 )
 def test_what_cannot_be_asked_for_is_said_before_the_call(wire: str, request_body: Any, code: str) -> None:
     ask = engine("vllm").ask(wire, request_body, CaptureOptions())
-    assert set(ask.unavailable) == set(FIELDS) and {one.code for one in ask.unavailable.values()} == {code}
+    assert set(ask.unavailable) == set(FIELDS) and {reason.code for reason in ask.unavailable.values()} == {code}
     assert "return_token_ids" not in ask.injected
 
 

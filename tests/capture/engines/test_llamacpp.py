@@ -79,8 +79,8 @@ def test_llamacpp_choices_that_a_stop_string_may_have_cut_cannot_be_checked() ->
 
 def test_llamacpp_gives_one_entry_for_a_character_of_several_tokens_and_it_is_said() -> None:
     """As seen on xllamacpp 2026.10: a fox is four tokens, and one entry with the last one's id."""
-    one = spelled(llama(3), "🦊")
-    capture, _, _ = asked_llama([one], 6)
+    entry = spelled(llama(3), "🦊")
+    capture, _, _ = asked_llama([entry], 6)
     assert codes(capture) == {"completion_token_ids": "character_ids_not_returned"}
     assert "3 of 6 sampled ids were returned" in capture.unavailable["completion_token_ids"].detail
     assert asked_llama([spelled(llama(3), "本")], 3)[0].complete, "one token, as the count says"

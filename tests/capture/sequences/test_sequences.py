@@ -27,26 +27,26 @@ def sequences(*calls: Call, kinds: dict[int, str] | None = None) -> list[TokenSe
 
 
 def test_a_conversation_is_one_sequence_with_what_was_sampled_marked() -> None:
-    (one,) = sequences(([1, 2], [[3, 4]]), ([1, 2, 3, 4, 5, 6], [[7]]), ([1, 2, 3, 4, 5, 6, 7, 8], [[9, 10]]))
-    assert one.prompt_ids == [1, 2]
-    assert one.completion_ids == [3, 4, 5, 6, 7, 8, 9, 10]
-    assert one.completion_mask == [1, 1, 0, 0, 1, 0, 1, 1]
-    assert one.completion_logprobs == [-0.003, -0.004, 0.0, 0.0, -0.007, 0.0, -0.009, -0.010]
-    assert one.calls == (0, 1, 2) and one.lines == (100, 101, 102) and one.sampled == 5
-    assert [(span.call, span.offset, span.length) for span in one.spans] == [(0, 0, 2), (1, 4, 1), (2, 6, 2)]
-    assert one.policy_versions == ("v0", "v1")
+    (sequence,) = sequences(([1, 2], [[3, 4]]), ([1, 2, 3, 4, 5, 6], [[7]]), ([1, 2, 3, 4, 5, 6, 7, 8], [[9, 10]]))
+    assert sequence.prompt_ids == [1, 2]
+    assert sequence.completion_ids == [3, 4, 5, 6, 7, 8, 9, 10]
+    assert sequence.completion_mask == [1, 1, 0, 0, 1, 0, 1, 1]
+    assert sequence.completion_logprobs == [-0.003, -0.004, 0.0, 0.0, -0.007, 0.0, -0.009, -0.010]
+    assert sequence.calls == (0, 1, 2) and sequence.lines == (100, 101, 102) and sequence.sampled == 5
+    assert [(span.call, span.offset, span.length) for span in sequence.spans] == [(0, 0, 2), (1, 4, 1), (2, 6, 2)]
+    assert sequence.policy_versions == ("v0", "v1")
 
 
 def test_labels_stand_for_themselves_where_they_were_sampled() -> None:
-    (one,) = sequences(([1, 2], [[3, 4]]), ([1, 2, 3, 4, 5], [[7]]))
-    labels = orjson.loads(b"[" + one.labels_text() + b"]")
+    (sequence,) = sequences(([1, 2], [[3, 4]]), ([1, 2, 3, 4, 5], [[7]]))
+    labels = orjson.loads(b"[" + sequence.labels_text() + b"]")
     assert labels == [-100, -100, 3, 4, -100, 7]
 
 
 def test_the_texts_are_the_lists() -> None:
-    (one,) = sequences(([1, 2], [[3, 4]]), ([1, 2, 3, 4, 5], [[7]]))
-    assert orjson.loads(b"[" + one.mask_text(b"1", b"0") + b"]") == one.completion_mask
-    assert orjson.loads(b"[" + one.logprobs_text() + b"]") == one.completion_logprobs
+    (sequence,) = sequences(([1, 2], [[3, 4]]), ([1, 2, 3, 4, 5], [[7]]))
+    assert orjson.loads(b"[" + sequence.mask_text(b"1", b"0") + b"]") == sequence.completion_mask
+    assert orjson.loads(b"[" + sequence.logprobs_text() + b"]") == sequence.completion_logprobs
 
 
 def test_branches_train_what_they_share_once() -> None:
@@ -69,8 +69,8 @@ def test_the_choice_that_was_continued_is_followed_and_two_of_one_call_are_two_b
 
 
 def test_a_reply_of_no_ids_and_a_prompt_with_no_tail_are_no_trouble() -> None:
-    (one,) = sequences(([1], [[]]), ([1], [[2]]), ([1, 2], [[3]])) or [None]
-    assert one is not None and one.completion_ids == [2, 3] and one.completion_mask == [1, 1]
+    (sequence,) = sequences(([1], [[]]), ([1], [[2]]), ([1, 2], [[3]])) or [None]
+    assert sequence is not None and sequence.completion_ids == [2, 3] and sequence.completion_mask == [1, 1]
 
 
 def test_a_digest_changes_with_any_part() -> None:
@@ -93,10 +93,10 @@ def test_every_path_is_the_calls_own_tokens_and_every_sampled_id_is_trained_once
         calls.append((prompt, [[5000 + 10 * number + k for k in range(dice.randrange(1, 5))]]))
     found = sequences(*calls)
     trained: list[int] = []
-    for one in found:
-        leaf = calls[one.calls[-1]]
-        assert one.prompt_ids.tolist() + one.completion_ids.tolist() == leaf[0] + leaf[1][0]
-        mask = one.completion_mask
-        assert len(mask) == len(one.completion_ids) == len(one.completion_logprobs)
-        trained += [value for value, bit in zip(one.completion_ids, mask, strict=True) if bit]
+    for sequence in found:
+        leaf = calls[sequence.calls[-1]]
+        assert sequence.prompt_ids.tolist() + sequence.completion_ids.tolist() == leaf[0] + leaf[1][0]
+        mask = sequence.completion_mask
+        assert len(mask) == len(sequence.completion_ids) == len(sequence.completion_logprobs)
+        trained += [value for value, bit in zip(sequence.completion_ids, mask, strict=True) if bit]
     assert sorted(trained) == sorted(value for _, choices in calls for value in choices[0])

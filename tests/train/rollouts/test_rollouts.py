@@ -26,8 +26,8 @@ def test_rollouts_are_found_in_every_tree(tmp_path: Path, tree: str) -> None:
 def test_one_rollout_may_be_given_by_its_folder_or_its_result(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", [{"name": "a__1", "reward": 0.5}])
     for path in (job / "a__1", job / "a__1/result.json"):
-        [one] = find_rollouts(path)
-        assert (one.name, one.rollout_path, one.job, one.reward) == ("a__1", "a__1", "job", 0.5)
+        [rollout] = find_rollouts(path)
+        assert (rollout.name, rollout.rollout_path, rollout.job, rollout.reward) == ("a__1", "a__1", "job", 0.5)
 
 
 def test_the_stand_alone_proxys_folder_is_a_rollout_without_a_reward(tmp_path: Path) -> None:
@@ -35,10 +35,15 @@ def test_the_stand_alone_proxys_folder_is_a_rollout_without_a_reward(tmp_path: P
     for part in ("config.json", "agent", "verifier", "artifacts", "trainer"):
         path = tmp_path / "default" / part
         path.unlink() if path.is_file() else path.rmdir()
-    [one] = find_rollouts(tmp_path)
-    assert (one.finished, one.reward, one.outcome, len(list(one.calls()))) == (False, None, "unfinished", 2)
+    [rollout] = find_rollouts(tmp_path)
+    assert (rollout.finished, rollout.reward, rollout.outcome, len(list(rollout.calls()))) == (
+        False,
+        None,
+        "unfinished",
+        2,
+    )
     [same] = find_rollouts(tmp_path / "default/trajectory/llm_trajectory.jsonl")
-    assert (same.name, same.journal) == ("default", one.journal)
+    assert (same.name, same.journal) == ("default", rollout.journal)
 
 
 def test_folders_inside_a_rollout_are_not_rollouts(tmp_path: Path) -> None:
@@ -46,7 +51,7 @@ def test_folders_inside_a_rollout_are_not_rollouts(tmp_path: Path) -> None:
     for name in ("a__1", "b__2"):
         write(job / name / "artifacts/result.json", {"task_name": "made by the agent"})
     make_rollout(job, name="judge__3", result={"purpose": "reviewer"})
-    assert [(one.name, one.finished) for one in found(tmp_path)] == [("a__1", True), ("b__2", False)]
+    assert [(rollout.name, rollout.finished) for rollout in found(tmp_path)] == [("a__1", True), ("b__2", False)]
 
 
 def test_links_are_skipped_with_a_warning(tmp_path: Path) -> None:
@@ -80,16 +85,16 @@ def test_an_invalid_reward_leaves_the_rollout_unscored(tmp_path: Path, reward: s
     path = job / "a__1/result.json"
     path.write_text(path.read_text().replace('"reward": 1.0', f'"reward": {reward}'))
     warnings: list[str] = []
-    [one] = find_rollouts(job, warnings.append)
-    assert (one.reward, one.scored, one.outcome) == (None, False, "errored")
+    [rollout] = find_rollouts(job, warnings.append)
+    assert (rollout.reward, rollout.scored, rollout.outcome) == (None, False, "errored")
     assert len(warnings) == 1 and "counts as unscored" in warnings[0]
 
 
 @pytest.mark.parametrize("reward", [5.0, -1.0, 1.0000001])
 def test_a_reward_out_of_range_is_read_with_a_warning(tmp_path: Path, reward: float) -> None:
     warnings: list[str] = []
-    [one] = find_rollouts(make_job(tmp_path / "job", [{"reward": reward}]), warnings.append)
-    assert one.reward == reward and one.outcome == "failed"
+    [rollout] = find_rollouts(make_job(tmp_path / "job", [{"reward": reward}]), warnings.append)
+    assert rollout.reward == reward and rollout.outcome == "failed"
     assert len(warnings) == 1 and "outside of 0 to 1" in warnings[0]
 
 
@@ -106,33 +111,33 @@ def test_a_reward_out_of_range_is_read_with_a_warning(tmp_path: Path, reward: fl
     ],
 )
 def test_the_outcome_is_benchflows(tmp_path: Path, result: dict[str, object], outcome: str) -> None:
-    [one] = find_rollouts(make_job(tmp_path / "job", [{"result": result}]))
-    assert one.outcome == outcome
+    [rollout] = find_rollouts(make_job(tmp_path / "job", [{"result": result}]))
+    assert rollout.outcome == outcome
 
 
 def test_unknown_keys_and_odd_values_are_accepted(tmp_path: Path) -> None:
     odd = {"new_key": {"deep": [1]}, "model": 7, "usage_tracking": None, "task_digest": ["no"], "finished_at": 12}
-    [one] = find_rollouts(make_job(tmp_path / "job", [{"result": odd}]))
-    assert (one.model, one.task_digest, one.finished_at, one.endpoint_kind) == (None, None, None, None)
-    assert one.result["new_key"] == {"deep": [1]}
+    [rollout] = find_rollouts(make_job(tmp_path / "job", [{"result": odd}]))
+    assert (rollout.model, rollout.task_digest, rollout.finished_at, rollout.endpoint_kind) == (None, None, None, None)
+    assert rollout.result["new_key"] == {"deep": [1]}
 
 
 def test_two_rollouts_of_one_name_are_two(tmp_path: Path) -> None:
     for trial in ("trial-01", "trial-02"):
         make_job(tmp_path / trial / "job", [{"name": "a__1"}])
-    assert [one.rollout_path for one in found(tmp_path)] == ["trial-01/job/a__1", "trial-02/job/a__1"]
+    assert [rollout.rollout_path for rollout in found(tmp_path)] == ["trial-01/job/a__1", "trial-02/job/a__1"]
 
 
 def test_a_half_written_line_costs_only_itself(tmp_path: Path) -> None:
     whole = json.dumps(conversation(1)[0]).encode() + b"\n"
     job = make_job(tmp_path / "job", [{"journal": whole + whole[:500]}])
     warnings: list[str] = []
-    [one] = find_rollouts(job, warnings.append)
-    assert len(list(one.calls())) == 1
+    [rollout] = find_rollouts(job, warnings.append)
+    assert len(list(rollout.calls())) == 1
     assert len(warnings) == 1 and "line 2: the last line was cut off" in warnings[0]
 
 
 def test_half_a_surrogate_pair_becomes_text_that_can_be_written(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", [{"error": "bad \ud800 text"}])
-    [one] = find_rollouts(job)
-    assert one.error == "bad ? text"
+    [rollout] = find_rollouts(job)
+    assert rollout.error == "bad ? text"
