@@ -28,7 +28,7 @@ app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_com
 
 
 def proxy(**options: Any) -> None:
-    """Stand between agents and their engine, and write down every token that was sampled.
+    """Proxy agents' calls to their engine, and record every token that was sampled.
 
     Point an agent's OpenAI base URL at http://127.0.0.1:8100/v1. Set BENCHFLOW_CAPTURE_TOKEN_LOGPROBS=0 to record calls
     without asking for tokens, BENCHFLOW_CAPTURE_TOP_LOGPROBS=N for N alternatives per token.

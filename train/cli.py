@@ -18,7 +18,7 @@ COMMANDS = (
     (
         "token-coverage",
         "train.commands.coverage:token_coverage",
-        "Report for each rollout whether its log holds exactly what was sampled, as one token sequence.",
+        "Show for each rollout whether its log has exactly what was sampled, as one token sequence.",
     ),
     (
         "convert",
