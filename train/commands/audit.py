@@ -23,7 +23,7 @@ def audit_command(
     limit: Annotated[int | None, typer.Option(min=1, help="Compute at most this many calls.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with every number.")] = False,
 ) -> None:
-    """Compute the logprobs of captured calls again with transformers, and compare.
+    """Recompute the logprobs of captured calls with transformers, and compare.
 
     One forward pass per token sequence, float32, on the CPU. Run it before training to see whether the engine and the
     trainer agree on the policy.
