@@ -197,7 +197,7 @@ async def test_a_changed_conversation_is_sent_as_it_is_and_says_why(started: Sta
         ]  # fmt: skip
         assert double.given == [False, True, False, False, False, False]
         [one] = list(coverage(bench.journal))
-        assert any("call 3 was not bridged: the agent changed what was said before" in line for line in one.explained)
+        assert any("call 3 was not bridged: the agent changed earlier messages" in line for line in one.explained)
         state = await bench.proxy.session_state("default")
         assert state["token_in"]["bridged"] == 1
 
@@ -329,7 +329,7 @@ async def test_an_engine_that_ignores_the_ids_is_found_out(started: Started) -> 
         rows = told(bench)
         assert [row["reason"] for row in rows] == ["begins", "prompt_not_used", "turned_off", "turned_off"]
         assert not any(row["bridged"] for row in rows)
-        assert "answered to other prompt ids" in rows[3]["detail"]
+        assert "used other prompt ids" in rows[3]["detail"]
         assert double.given == [False, True, False, False]
 
 
