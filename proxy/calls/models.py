@@ -5,7 +5,8 @@ Neither is a call of the model, and neither is recorded.
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Final
 
 import orjson
 
@@ -23,6 +24,8 @@ from proxy.settings import Settings
 from proxy.upstream.replicas import Replica
 
 MODELS = "/v1/models"
+#: What a client may call the model. Not a path that leaves the route: `..`, `..;`, a backslash, `%252e`.
+_MODEL_NAME: Final = re.compile(r"(?:(?!\.{1,2}(?:/|$))[^/\\;%\x00-\x1f\x7f]+(?:/(?!$)|$))+")
 
 
 class Models(Endpoint):
@@ -49,7 +52,8 @@ class Models(Endpoint):
         if 300 <= status < 400:
             raise Refusal(502, REDIRECTED)
         if name and status == 200:
-            data = orjson.dumps(_model(loads(data), served or name))
+            # With `--model` every name is that model. A path is not a name: the engine must list it (llama.cpp may).
+            data = orjson.dumps(_model(loads(data), served if served and _MODEL_NAME.fullmatch(name) else name))
         agent.answer(status, headers, data)
 
     async def _list(self, agent: ClientRequest, replica: Replica) -> tuple[int, Headers, bytes]:

@@ -9,9 +9,15 @@ import pytest
 
 from tests.proxy.conftest import Started
 from tests.proxy.fake_engine import FakeEngine, replays
+from tests.proxy.raw import exchange, statuses
 
 PLAIN = "vllm/chat-plain-length-nostream"
 CHAT = {"model": "my-policy", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def get(path: str) -> bytes:
+    """The bytes of a GET: httpx resolves `..`."""
+    return f"GET {path} HTTP/1.1\r\nhost: proxy\r\nconnection: close\r\n\r\n".encode()
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"])
@@ -59,9 +65,43 @@ async def test_a_model_that_the_engine_does_not_serve_is_404(started: Started, n
     assert answer.status_code == 404 and "the engine serves no model" in answer.json()["error"]["message"]
 
 
-async def test_with_a_model_of_the_settings_every_name_is_that_model(started: Started) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["gpt-5", "org/name", "llama3.1:8b", "a..b", "..name", ".hidden", "name.", "caf%C3%A9", "org%2Fname", "a@b+c"],
+)
+async def test_with_a_model_of_the_settings_every_name_is_that_model(started: Started, name: str) -> None:
     async with FakeEngine(replays(PLAIN)) as engine, started(engine.url, model="my-policy") as bench:
-        assert (await bench.client.get("/models/gpt-5")).json()["id"] == "my-policy"
+        assert statuses(await exchange(bench.proxy.port, get(f"/v1/models/{name}"))) == [200]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../../slots", "..", ".", "./slots", "x/../slots", "x/./y", "x/..", "%2e%2e/%2e%2e/slots", ".%2E/slots",
+        "..%2f..%2fslots", "//..//slots", "..\\..\\slots", "..%5cslots", "..;/slots", "x;/../slots", "slots;a=b",
+        "%252e%252e/slots", "..%00/slots", "x%0d%0ay", "x%7f",
+    ],
+)  # fmt: skip
+async def test_a_path_is_no_name_of_the_model_of_the_settings(started: Started, name: str) -> None:
+    async with FakeEngine(replays(PLAIN)) as engine, started(engine.url, model="my-policy") as bench:
+        answer = await exchange(bench.proxy.port, get(f"/v1/models/{name}"))
+    assert statuses(answer) == [404] and b"the engine serves no model" in answer
+
+
+@pytest.mark.parametrize("session", ["..", ".", "%2e%2e", "..%5c", "..;", "%252e"])
+async def test_a_path_is_no_name_of_a_session(started: Started, tmp_path: Path, session: str) -> None:
+    async with FakeEngine(replays(PLAIN)) as engine, started(engine.url, model="my-policy") as bench:
+        answer = await exchange(bench.proxy.port, get(f"/s/{session}/v1/models"))
+        assert statuses(answer) == [400]
+        assert [folder.name for folder in (tmp_path / "captures").iterdir()] == ["default"]
+
+
+async def test_an_engine_may_name_its_model_by_a_path(started: Started) -> None:
+    """llama.cpp's id of a model is the path it was loaded from."""
+    ids = ["../models/tiny.gguf"]
+    async with FakeEngine(replays(PLAIN), models=ids) as engine, started(engine.url, model=ids[0]) as bench:
+        answer = await exchange(bench.proxy.port, get(f"/v1/models/{ids[0]}"))
+    assert statuses(answer) == [200] and b'"../models/tiny.gguf"' in answer
 
 
 @pytest.mark.parametrize(
