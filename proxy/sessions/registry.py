@@ -223,24 +223,31 @@ class Sessions:
             raise Refusal(503 if NAME.fullmatch(name) else 400, str(error)) from error
         session.by_address = True
         if self._idle and self._ending is None:
-            self._ending = asyncio.ensure_future(self._end_unused())
+            self._ending = asyncio.ensure_future(self._end_idle())
         return session
 
-    async def _end_unused(self) -> None:
-        """Ends those that nobody has used for so long, one after the other: each waits for the disk."""
+    async def end_unused(self, seconds: float) -> None:
+        """Ends the sessions made by their addresses that had no call for `seconds`, one by one: each waits for the
+        disk.
+        """
+        for session in self._made_by_address():
+            if session.unused() >= seconds and await session.end_unused(seconds):
+                self._forget(session)
+                self._remember_end(session)
+                _log_ended(session, seconds)
+
+    async def _end_idle(self) -> None:
+        """Runs while there are sessions made by their addresses."""
         try:
-            while made := [candidate for candidate in self if candidate.by_address]:
-                for session in made:
-                    if session.unused() >= self._idle and await session.end_unused(self._idle):
-                        self._forget(session)
-                        self._remember_end(session)
-                        _say_ended(session, self._idle)
-                soonest = min(
-                    (self._idle - candidate.unused() for candidate in made if not candidate.closed), default=0.0
-                )
+            while made := self._made_by_address():
+                await self.end_unused(self._idle)
+                soonest = min((self._idle - session.unused() for session in made if not session.closed), default=0.0)
                 await asyncio.sleep(max(soonest, self._idle / 20))
         finally:
             self._ending = None
+
+    def _made_by_address(self) -> list[Session]:
+        return [session for session in self if session.by_address]
 
     def _remember_end(self, session: Session) -> None:
         with suppress(OSError):
@@ -260,7 +267,7 @@ def say_stopped(who: str, sessions: Sessions) -> None:
         log.info("%sstopped: %d calls recorded, %d complete", who, sessions.calls, sessions.complete_calls)
 
 
-def _say_ended(session: Session, idle: float) -> None:
+def _log_ended(session: Session, idle: float) -> None:
     tally = session.tally
     log.info(
         "session %s: no call for %g s; its journal is sealed (%d calls since it was opened, %d complete), and the next "

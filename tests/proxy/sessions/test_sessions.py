@@ -250,13 +250,13 @@ async def test_a_prompt_that_goes_on_from_the_last_is_read_as_if_it_did_not(star
 
 
 def test_the_fields_of_a_session_are_those_that_the_docs_say() -> None:
-    page = (Path(__file__).parents[2] / "docs/sessions.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs/sessions.md").read_text(encoding="utf-8")
     table = page.partition("| field |")[2].partition("\n\n")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.M)) == {"name", "journal", *SESSION_TYPES}
 
 
 async def test_the_example_of_the_docs_opens_a_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[2] / "docs/sessions.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs/sessions.md").read_text(encoding="utf-8")
     example = re.search(r"-d '(\{.*\})'", page)
     assert example
     monkeypatch.chdir(tmp_path)
