@@ -6,4 +6,3 @@ from typing import Final
 
 CHAT: Final = "openai-chat"
 COMPLETIONS: Final = "openai-completions"
-WIRES: Final = (CHAT, COMPLETIONS)
