@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from capture.surrogates import join_pairs
-from capture.tool_calls import ToolCalls
+from capture.tool_calls import ToolCalls, is_absent
 
 #: Where engines, and gateways before them, put ids: these keys, also below these objects.
 SAMPLED_IDS: Final = ("token_ids", "response_token_ids", "completion_token_ids")
@@ -44,7 +44,7 @@ class Assembler:
         if chunk.get("usage"):
             self._usage = chunk["usage"]
         for name, value in chunk.items():
-            if name not in _BODY_OWN and (name not in self._head or not _absent(value)):
+            if name not in _BODY_OWN and (name not in self._head or not is_absent(value)):
                 self._head[name] = value
         choices = chunk.get("choices")
         for position, part in enumerate(choices if isinstance(choices, list) else ()):
@@ -111,11 +111,11 @@ class _Choice:
         self.tools = ToolCalls()
 
     def add(self, part: dict[str, Any]) -> None:
-        if not _absent(part.get("finish_reason")):
+        if not is_absent(part.get("finish_reason")):
             self.finish_reason = part["finish_reason"]
         if len(part) > 3:
             for name, value in part.items():
-                if name not in _CHOICE_OWN and (name not in self.extra or not _absent(value)):
+                if name not in _CHOICE_OWN and (name not in self.extra or not is_absent(value)):
                     self.extra[name] = value
         text = part.get("text")
         if isinstance(text, str):
@@ -143,7 +143,7 @@ class _Choice:
                 self.pieces.setdefault(name, []).append(value)
             elif isinstance(value, list) and isinstance(self.message.get(name), list):
                 self.message[name] = self.message[name] + value  # parts, such as a hosted API's reasoning details
-            elif not _absent(value) or (name not in self.message and name not in _TEXT):
+            elif not is_absent(value) or (name not in self.message and name not in _TEXT):
                 self.message[name] = value
 
     def completed(self) -> dict[str, Any]:
@@ -162,10 +162,6 @@ class _Choice:
             message["content"] = message["content"] or None  # as vLLM and SGLang answer unstreamed
             message["tool_calls"] = [call.json() for call in self.tools.calls]
         return message
-
-
-def _absent(value: Any) -> bool:
-    return value is None or value == ""
 
 
 def stream_of(body: dict[str, Any], *, include_usage: bool = False) -> list[dict[str, Any]]:

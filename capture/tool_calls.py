@@ -77,7 +77,7 @@ class ToolCalls:
         for name, value in fragment.items():
             if name == "id":
                 self._identify(call, value)
-            elif name not in ("index", "function") and not _absent(value):
+            elif name not in ("index", "function") and not is_absent(value):
                 call.fields[name] = value
         piece = ""
         for name, value in function.items():
@@ -86,7 +86,7 @@ class ToolCalls:
             elif name == "name":
                 if isinstance(value, str) and value and value != call.name:  # some engines repeat it in every fragment
                     call.name = (call.name or "") + value
-            elif not _absent(value):
+            elif not is_absent(value):
                 call.function[name] = value
         return call, piece
 
@@ -103,8 +103,8 @@ class ToolCalls:
     def _call_of(self, fragment: dict[str, Any], function: dict[str, Any], first: bool) -> ToolCall:
         index, call_id = fragment.get("index"), fragment.get("id")
         index = index if type(index) is int else None
-        found = self._open(index, None if _absent(call_id) else call_id, bool(function.get("name")))
-        if found is not None and index is None and _absent(call_id) and function.get("name") and not first:
+        found = self._open(index, None if is_absent(call_id) else call_id, bool(function.get("name")))
+        if found is not None and index is None and is_absent(call_id) and function.get("name") and not first:
             found = None  # two calls of one delta, without index and id
         if found is None or _begins_another(found, function):
             found = ToolCall(len(self.calls) if index is None else index)
@@ -113,7 +113,7 @@ class ToolCalls:
         return found
 
     def _identify(self, call: ToolCall, value: Any) -> None:
-        if not _absent(value):
+        if not is_absent(value):
             call.id = value if call.id is None else call.id
             self._by_id[call.index, str(value)] = self._by_id[None, str(value)] = call
 
@@ -158,7 +158,7 @@ def _begins_another(call: ToolCall, function: dict[str, Any]) -> bool:
     return begins and call.is_whole()
 
 
-def _absent(value: Any) -> bool:
+def is_absent(value: Any) -> bool:
     """Some engines and gateways write "" where there is nothing."""
     return value is None or value == ""
 
