@@ -1,7 +1,7 @@
-"""The HTTP/1.1 client of the hot path: the connections to one plain-http engine, kept and reused, on the event loop.
+"""The HTTP/1.1 client of the hot path: a pool of keep-alive connections to one plain-http engine, on the event loop.
 
-Small because it does one thing: POST or GET to an engine that is near. What is said over one of them is
-`upstream_connection.py`'s. Why not a general client: it is most of what a capture proxy costs.
+It only sends POST and GET to an engine nearby; `connection.py` has the protocol of one connection. A general client
+would be most of what a capture proxy costs.
 """
 
 from __future__ import annotations
@@ -16,11 +16,6 @@ from proxy.settings import Timeouts
 from proxy.upstream.client import Response
 from proxy.upstream.connection import Connection
 
-#: Uvicorn, in front of vLLM and SGLang, closes a connection that was idle for 5 s; one of ours is dropped well before.
-IDLE_EXPIRY = 3.0
-#: A kept connection that the engine closes later than this after a call was sent on it may have had the call read.
-CLOSED_AT_ONCE = 1.0
-
 
 class HttpClient:
     """A pool of keep-alive connections to one plain-http upstream."""
@@ -32,6 +27,10 @@ class HttpClient:
         self.port = parts.port or 80
         self.prefix = parts.path.rstrip("/")
         self.timeouts = timeouts or Timeouts()
+        #: Uvicorn, in front of vLLM and SGLang, closes a connection that was idle for 5 s; ours are dropped before.
+        self.idle_expiry = 3.0
+        #: An engine that closes a reused connection later than this after a call was sent may have read the call.
+        self.closed_unread_within = 1.0
         self._idle: deque[Connection] = deque()
         self._expiring: asyncio.TimerHandle | None = None
         self._open: set[Connection] = set()
@@ -40,10 +39,10 @@ class HttpClient:
     async def send(self, method: str, path: str, headers: Headers, body: bytes) -> Response:
         """Sends one request and waits for the head of the answer.
 
-        Raises `UpstreamUnreachable` (nothing was sent), `UpstreamTimeout` or `UpstreamBroke`. A request that was sent
-        is sent again only where a kept connection turned out to be closed, at once, before it brought a byte, and with
-        the request unread: an engine that reads a call and dies is not called again. It goes once more, over a
-        connection of its own: a request that an engine dies of must not be tried on every connection there is.
+        Raises `UpstreamUnreachable` (nothing was sent), `UpstreamTimeout` or `UpstreamBroke`. A request is sent again
+        only where a reused connection turned out to be closed, at once, before it brought a byte, and with the request
+        unread: an engine that reads a call and dies is not called again. It is sent again once, over a new connection:
+        a request that crashes an engine must not be tried on every connection in the pool.
         """
         wire = _request(method, self.prefix + path, self._netloc, headers, body)
         reuse = True
@@ -57,7 +56,7 @@ class HttpClient:
             except UpstreamBroke:
                 connection.close()
                 waited = connection.loop.time() - sent
-                if not (reused and connection.unread and waited < CLOSED_AT_ONCE):
+                if not (reused and connection.unread and waited < self.closed_unread_within):
                     raise
             except BaseException:
                 connection.close()
@@ -65,8 +64,8 @@ class HttpClient:
 
     async def _connection(self, reuse: bool) -> tuple[Connection, bool]:
         while reuse and self._idle:
-            connection = self._idle.pop()  # the warmest first, so that the others can expire
-            if connection.usable and connection.loop.time() - connection.idle_since < IDLE_EXPIRY:
+            connection = self._idle.pop()  # the most recently used first, so that the others can expire
+            if connection.usable and connection.loop.time() - connection.idle_since < self.idle_expiry:
                 return connection, True
             connection.drop()
         loop = asyncio.get_running_loop()
@@ -81,16 +80,16 @@ class HttpClient:
     def release(self, connection: Connection) -> None:
         self._idle.append(connection)
         if self._expiring is None:
-            self._expiring = connection.loop.call_later(IDLE_EXPIRY, self._expire, connection.loop)
+            self._expiring = connection.loop.call_later(self.idle_expiry, self._expire, connection.loop)
 
     def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The coldest go when their time is over, also when no call follows: a burst must not hold its sockets."""
+        """Drops the connections idle for too long, also when no call follows: a burst must not hold its sockets."""
         self._expiring = None
         now = loop.time()
-        while self._idle and now - self._idle[0].idle_since >= IDLE_EXPIRY:
+        while self._idle and now - self._idle[0].idle_since >= self.idle_expiry:
             self._idle.popleft().drop()
         if self._idle:
-            left = IDLE_EXPIRY - (now - self._idle[0].idle_since)
+            left = self.idle_expiry - (now - self._idle[0].idle_since)
             self._expiring = loop.call_later(max(left, 0.1), self._expire, loop)
 
     def forget(self, connection: Connection) -> None:

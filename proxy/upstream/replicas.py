@@ -26,11 +26,9 @@ from proxy.upstream.pool import HttpClient
 T = TypeVar("T")
 log = logging.getLogger("proxy")
 
-#: A replica that could not be reached is left alone until it answers again, unless no other is left; asked this often.
-REST = 5.0
-#: Seconds without a call after which an engine is asked again what it is. No engine loads its weights in less, so one
-#: that was started anew in between, with other weights or of another version, is noticed: here, or by calls that fail.
-SILENCE = 10.0
+#: Seconds without a call after which an engine is asked again what it is. No engine loads its weights in less, so a
+#: restart with other weights or another version is noticed: here, or by calls that fail.
+UNUSED = 10.0
 
 
 @dataclass(eq=False)
@@ -53,19 +51,21 @@ class Replica:
     secrets: tuple[bytes, ...] = ()
     sessions: int = 0
     down: bool = False
+    #: Seconds between two checks of a replica that is down. No call goes there, unless all replicas are down.
+    check_interval: float = 5.0
     used_at: float = field(default_factory=time.monotonic)
     #: Whether another engine may be at its address by now.
     doubted: bool = False
-    _asking: asyncio.Task[None] | None = None
+    _checking: asyncio.Task[None] | None = None
     _detecting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def identify(self) -> Engine:
-        """Which engine this is: as told by the settings, else asked. Raises `UpstreamError` when it is down.
+        """Which engine this is: as the settings say, else it is asked. Raises `UpstreamError` when it is down.
 
-        It is asked again after it could not be reached, broke off an answer, or was silent for a while.
+        It is asked again after it could not be reached, broke off an answer, or had no call for a while.
         """
         now = time.monotonic()
-        if now - self.used_at > SILENCE:
+        if now - self.used_at > UNUSED:
             self.doubted = True
         self.used_at = now
         if self.engine is not None and not self.doubted:
@@ -74,7 +74,7 @@ class Replica:
             if self.engine is None or self.doubted:
                 name, version, unsure = self.engine_name, None, False
                 if name != Engine.name:
-                    seen, version, unsure = await self._look()
+                    seen, version, unsure = await self._detect()
                     name = seen if name == "auto" else name
                 if self.engine is not None and (self.engine.name, self.version) != (name, version):
                     log.warning("%s is another engine now: %s %s", self.label, name, version or "")
@@ -83,27 +83,27 @@ class Replica:
                 self.engine, self.version, self.doubted = engine(name), version, unsure
         return self.engine
 
-    def is_down(self) -> None:
-        """Left alone from now on, and asked now and then whether it is back."""
+    def mark_down(self) -> None:
+        """No call goes there from now on; it is checked regularly whether it is back."""
         self.down = True
         self.doubted = True  # what comes back may be another version: it is asked again
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.ensure_future(self._until_it_answers())
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.ensure_future(self._until_it_answers())
 
     async def _until_it_answers(self) -> None:
         while self.down:
-            await asyncio.sleep(REST)
+            await asyncio.sleep(self.check_interval)
             with suppress(UpstreamError):
                 (await self.client.send("GET", "/health", self.auth([]), b"")).close()
-                self.down = False  # whatever it said, it speaks
+                self.down = False  # whatever the status, it answers
 
     async def close(self) -> None:
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
+        if self._checking is not None:
+            self._checking.cancel()
+            await asyncio.gather(self._checking, return_exceptions=True)
         await self.client.close()
 
-    async def _look(self) -> tuple[str, str | None, bool]:
+    async def _detect(self) -> tuple[str, str | None, bool]:
         """Name, version, and whether to ask again at the next call: a gateway may answer before its engine does."""
         answers: dict[str, Any] = {}
         status = 0
@@ -142,7 +142,7 @@ class Replica:
         """Asks what the engine's answer does not say and its other routes do (llama.cpp: the prompt's ids)."""
         follow_ups = engine.follow_ups(reader)
         if follow_ups is not None:
-            with suppress(UpstreamError, RecursionError):  # nested deeper than it can be written: not asked
+            with suppress(UpstreamError, RecursionError):  # nested too deeply to be written: not asked
                 await self.ask(follow_ups)
 
     async def ask(self, follow_ups: Generator[FollowUp, Any, T]) -> T:
@@ -177,7 +177,7 @@ class Replicas:
     def __init__(
         self, urls: list[str], *, key: str | None = None, engine_name: str = "auto", timeouts: Timeouts | None = None
     ) -> None:
-        """Raises `SettingsError` for an address that is none."""
+        """Raises `SettingsError` for an invalid address."""
         self.all = [
             Replica(
                 f"replica-{number}",
@@ -211,10 +211,10 @@ class Replicas:
         return next((replica for replica in self.all if not replica.down), self.all[0])
 
     def failed(self, replica: Replica) -> None:
-        replica.is_down()
+        replica.mark_down()
 
     def leave(self, replica: Replica | None) -> None:
-        """A session goes elsewhere, or is over."""
+        """A session moves to another replica, or has ended."""
         if replica is not None:
             replica.sessions -= 1
 
@@ -228,7 +228,7 @@ def _sessions(replica: Replica) -> int:
 
 
 def _secrets(base: str, key: str | None) -> tuple[bytes, ...]:
-    """A key shorter than any real one (`EMPTY`, say) is none, and would be a word of error texts."""
+    """A key shorter than any real key, such as `EMPTY`, is no secret, and may be a word in error texts."""
     address = base.partition("://")[2].partition("/")[0]
     return tuple(
         secret.encode()

@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.upstream import replicas
 from tests.proxy.conftest import Started
 from tests.proxy.fake_engine import FakeEngine, Seen, answers, replays, streams, transcript, whole
 
@@ -422,26 +421,26 @@ async def test_a_replica_that_is_down_is_left_and_the_call_is_answered_by_anothe
     assert call.metadata["upstream"] == "replica-1"
 
 
-async def test_a_session_returns_to_its_replica_when_that_answers_again(
-    started: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(replicas, "REST", 0.05)
+async def test_a_session_returns_to_its_replica_when_that_answers_again(started: Started) -> None:
     plain = replays("vllm/chat-plain-length-nostream")
-    async with FakeEngine(plain) as one, FakeEngine(plain) as two, started(one.url, two.url) as bench:
+    async with FakeEngine(plain) as first, FakeEngine(plain) as second, started(first.url, second.url) as bench:
+        assert bench.proxy.sessions.defaults is not None
+        for replica in bench.proxy.sessions.defaults.replicas.all:
+            replica.check_interval = 0.05
 
         async def upstream() -> str:
             assert (await bench.client.post("/chat/completions", json=CHAT)).status_code == 200
             return bench.calls()[-1].metadata["upstream"]
 
         assert await upstream() == "replica-0"
-        one.server.close()
-        for task in list(one.tasks):
+        first.server.close()
+        for task in list(first.tasks):
             task.cancel()
         await asyncio.sleep(0.05)
         assert [await upstream() for _ in range(3)] == ["replica-1"] * 3
         await asyncio.sleep(0.2)
         assert await upstream() == "replica-1", "nothing answers there yet"
-        one.server = await asyncio.start_server(one._serve, "127.0.0.1", one.port)
+        first.server = await asyncio.start_server(first._serve, "127.0.0.1", first.port)
         async with asyncio.timeout(10):
             while await upstream() != "replica-0":
                 await asyncio.sleep(0.02)

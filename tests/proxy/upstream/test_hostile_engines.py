@@ -16,7 +16,9 @@ import httpx
 import pytest
 
 from capture.journal.call import Call
-from proxy.upstream import client, pool
+from proxy.upstream import client
+from proxy.upstream.pool import HttpClient
+from proxy.upstream.replicas import UNUSED
 from tests.proxy.conftest import Bench, Started
 from tests.proxy.fake_engine import (
     SSE_HEAD,
@@ -420,17 +422,14 @@ async def test_a_call_on_a_kept_connection_that_was_read_is_not_made_again(start
         assert statuses == [200, 502] and len(engine.calls) == 2 and engine.connections == 1
 
 
-async def test_a_call_that_a_kept_connection_took_seconds_to_lose_is_not_made_again(
-    started: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pool, "CLOSED_AT_ONCE", 0.1)
-
+async def test_a_call_that_a_reused_connection_took_seconds_to_lose_is_not_sent_again(started: Started) -> None:
     async def dies(seen: Seen) -> AsyncIterator[bytes]:
         await asyncio.sleep(0.3)
         raise Cut
         yield b""
 
     async with FakeEngine(replays(PLAIN), dies) as engine, started(engine.url) as bench:
+        pool_of(bench).closed_unread_within = 0.1
         statuses = [(await bench.client.post("/chat/completions", json=CHAT)).status_code for _ in range(2)]
         assert statuses == [200, 502] and len(engine.calls) == 2
 
@@ -466,9 +465,8 @@ async def test_two_engines_of_hostile_answers_leave_no_connection(started: Start
 
 @pytest.mark.parametrize("calls_go_on", [False, True])
 async def test_connections_of_a_burst_are_given_up_also_where_no_call_follows(
-    started: Started, monkeypatch: pytest.MonkeyPatch, calls_go_on: bool
+    started: Started, calls_go_on: bool
 ) -> None:
-    monkeypatch.setattr(pool, "IDLE_EXPIRY", 0.3)
     arrived = 0
 
     async def together(seen: Seen) -> AsyncIterator[bytes]:
@@ -480,6 +478,7 @@ async def test_connections_of_a_burst_are_given_up_also_where_no_call_follows(
         yield whole(200, WHOLE)
 
     async with FakeEngine(together) as engine, started(engine.url) as bench:
+        pool_of(bench).idle_expiry = 0.3
         burst = await asyncio.gather(*(bench.client.post("/chat/completions", json=CHAT) for _ in range(30)))
         assert {got.status_code for got in burst} == {200}
         async with asyncio.timeout(20):
@@ -489,12 +488,15 @@ async def test_connections_of_a_burst_are_given_up_also_where_no_call_follows(
                 await asyncio.sleep(0.02)
 
 
+def pool_of(bench: Bench) -> HttpClient:
+    assert bench.proxy.sessions.defaults is not None
+    client = bench.proxy.sessions.defaults.replicas.all[0].client
+    assert isinstance(client, HttpClient)
+    return client
+
+
 def open_connections(bench: Bench) -> int:
-    session = bench.proxy.sessions.default
-    assert session is not None and session.replica is not None
-    client = session.replica.client
-    assert isinstance(client, pool.HttpClient)
-    return client.open_connections
+    return pool_of(bench).open_connections
 
 
 async def test_direct_and_through_the_proxy_the_headers_are_the_same(started: Started) -> None:
@@ -513,9 +515,7 @@ async def test_direct_and_through_the_proxy_the_headers_are_the_same(started: St
 
 
 @pytest.mark.parametrize("how", ["unreachable", "broke off", "silent"])
-async def test_an_engine_that_comes_back_as_another_is_recorded_as_what_it_is(
-    started: Started, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_engine_that_comes_back_as_another_is_recorded_as_what_it_is(started: Started, how: str) -> None:
     """Its version, what it samples with and what was learned of it are the record's; none of the old one's may stay."""
     async with FakeEngine(replays(PLAIN)) as first, started(first.url) as bench:
         assert (await bench.client.post("/chat/completions", json=CHAT)).status_code == 200
@@ -534,7 +534,7 @@ async def test_an_engine_that_comes_back_as_another_is_recorded_as_what_it_is(
         if how == "unreachable":
             assert (await bench.client.post("/chat/completions", json=CHAT)).status_code == 502
         if how == "silent":
-            monkeypatch.setattr("proxy.upstream.replicas.SILENCE", 0.0)
+            replica.used_at -= UNUSED
         second = FakeEngine(replays("sglang/chat-sglext-length-nostream"), engine="sglang")
         second.server = await asyncio.start_server(second._serve, "127.0.0.1", port, reuse_address=True)
         try:
