@@ -115,3 +115,8 @@ def dumps_as_read(value: Any) -> bytes:
         return json.dumps(value, separators=(",", ":")).encode()
     except RecursionError:
         raise JsonError("nested too deeply") from None
+
+
+def objects(value: object) -> list[dict[str, Any]]:
+    """The objects of a JSON list; empty for anything else."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

@@ -7,6 +7,8 @@ from typing import Any
 
 import orjson
 
+from capture.json import objects
+
 Json = dict[str, Any]
 
 
@@ -37,11 +39,6 @@ def tool_calls(delta: Json) -> list[Json]:
     if not calls and isinstance(delta.get("function_call"), dict):
         return [{"index": 0, "function": delta["function_call"]}]
     return calls
-
-
-def objects(value: Any) -> list[Json]:
-    """The objects of a list; none of what is no list."""
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def count(value: Any) -> int:

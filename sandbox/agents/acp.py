@@ -182,7 +182,7 @@ class _Conversation:
 
 def permission(options: object) -> dict[str, Any]:
     """The answer that lets the agent continue; its sandbox is the limit, not its permissions."""
-    offered = [option for option in options if isinstance(option, dict)] if isinstance(options, list) else []
+    offered = json.objects(options)
     wanted = ("bypassPermissions", "allow_always", "allow_once")
     ranked = [o for want in wanted for o in offered if want in (o.get("optionId"), o.get("kind"))]
     chosen = next(iter(ranked or offered), None)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from capture.journal.call import Call
-from train.rollouts.messages import Message, NotChat, dicts, text_of
+from capture.json import objects
+from train.rollouts.messages import Message, NotChat, text_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +41,11 @@ def chat_of(call: Call) -> Chat:
     body = sent if isinstance(sent, dict) else call.request_body
     path = str(call.request.get("path") or "")
     if isinstance(sent, dict) or (isinstance(body.get("messages"), list) and not path.endswith("/messages")):
-        messages, tools = dicts(body.get("messages")), dicts(body.get("tools"))
+        messages, tools = objects(body.get("messages")), objects(body.get("tools"))
     elif path.endswith("/messages"):
-        messages, tools = _anthropic_messages(body), [_anthropic_tool(tool) for tool in dicts(body.get("tools"))]
+        messages, tools = _anthropic_messages(body), [_anthropic_tool(tool) for tool in objects(body.get("tools"))]
     elif "input" in body:
-        messages, tools = _response_input(body), [_response_tool(tool) for tool in dicts(body.get("tools"))]
+        messages, tools = _response_input(body), [_response_tool(tool) for tool in objects(body.get("tools"))]
     else:
         raise NotChat("no_messages")
     if not messages:
@@ -65,7 +66,7 @@ def choices_of(answer: dict[str, Any]) -> list[ChatChoice]:
     if isinstance(choices, list):
         return [
             ChatChoice(choice["message"], _text(choice.get("finish_reason")))
-            for choice in dicts(choices)
+            for choice in objects(choices)
             if isinstance(choice.get("message"), dict)
         ]
     if isinstance(answer.get("content"), list):
@@ -84,7 +85,7 @@ def _text(value: Any) -> str | None:
 def _anthropic_messages(body: dict[str, Any]) -> list[Message]:
     system = body.get("system")
     made: list[Message] = [{"role": "system", "content": text_of(system)}] if system else []
-    for message in dicts(body.get("messages")):
+    for message in objects(body.get("messages")):
         content = message.get("content")
         if message.get("role") == "assistant" and isinstance(content, list):
             made.append(_anthropic_assistant(content))
@@ -109,7 +110,7 @@ def _anthropic_messages(body: dict[str, Any]) -> list[Message]:
 
 def _anthropic_assistant(blocks: list[Any]) -> Message:
     texts, calls, thoughts = [], [], []
-    for block in dicts(blocks):
+    for block in objects(blocks):
         if block.get("type") == "tool_use":
             calls.append({
                 "id": block.get("id"),
@@ -148,7 +149,7 @@ def _response_input(body: dict[str, Any]) -> list[Message]:
 def _from_items(items: object) -> list[Message]:
     """Items of the responses dialect as messages; text and calls of one assistant turn are one message."""
     made: list[Message] = []
-    for item in dicts(items):
+    for item in objects(items):
         kind = item.get("type", "message")
         if kind == "function_call_output":
             made.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")})

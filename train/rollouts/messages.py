@@ -10,6 +10,8 @@ from typing import Any, Final, Literal
 
 import orjson
 
+from capture.json import objects
+
 Message = dict[str, Any]
 
 _ROLES: Final = {"developer": "system", "model": "assistant", "function": "tool"}
@@ -66,7 +68,7 @@ def plain(messages: Iterable[Message], *, first: bool = True) -> PlainMessages:
         new: Message = {"role": role, "content": text_of(message.get("content"))}
         if role == "assistant":
             reasoning = reasoning or any(message[name] for name in _REASONING & message.keys())
-            calls = [_tool_call(at, call) for at, call in enumerate(dicts(message.get("tool_calls")))]
+            calls = [_tool_call(at, call) for at, call in enumerate(objects(message.get("tool_calls")))]
             if calls:
                 new["tool_calls"] = calls
         elif role == "tool":
@@ -127,8 +129,3 @@ def _tool_call(position: int, call: dict[str, Any]) -> Message:
         "type": "function",
         "function": {"name": str(function.get("name") or ""), "arguments": arguments},
     }
-
-
-def dicts(value: object) -> list[dict[str, Any]]:
-    """The objects of a list; empty for anything else."""
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

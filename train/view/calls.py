@@ -10,6 +10,7 @@ from capture.breaks.breaks import Break
 from capture.journal.call import Call
 from capture.journal.journal import JournalReader
 from capture.journal.layout import RolloutDir
+from capture.json import objects
 from train.errors import BadInput
 from train.rollouts.chat import Chat, chat_of
 from train.rollouts.messages import NotChat
@@ -204,10 +205,7 @@ def _chat(call: Call) -> tuple[Chat | None, dict[str, Any] | None]:
     try:
         return chat_of(call), None
     except NotChat:
-        choices = call.response_body.get("choices")
-        texts = (
-            [choice.get("text") for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
-        )
+        texts = [choice.get("text") for choice in objects(call.response_body.get("choices"))]
         prompt = call.request_body.get("prompt")
         return None, {"prompt": prompt, "texts": texts} if prompt is not None or texts else None
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from capture.json import objects
 from capture.tool_calls import ToolCall, ToolCalls
 from proxy.dialects.anthropic.blocks import Block, Kind, event, input_of
 from proxy.dialects.anthropic.errors import error_object
 from proxy.dialects.base import ChatRequest, ReplyTranslator
 from proxy.dialects.call_ids import CallIds
-from proxy.dialects.chat import arguments_name, as_chunk, count, objects, reasoning_of, tool_calls
+from proxy.dialects.chat import arguments_name, as_chunk, count, reasoning_of, tool_calls
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'

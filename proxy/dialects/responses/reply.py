@@ -11,10 +11,11 @@ import secrets
 import time
 from typing import Any, Final
 
+from capture.json import objects
 from capture.tool_calls import ToolCall, ToolCalls
 from proxy.dialects.base import ChatRequest, ReplyTranslator
 from proxy.dialects.call_ids import CallIds
-from proxy.dialects.chat import arguments_name, as_chunk, count, dumps, objects, reasoning_of, tool_calls
+from proxy.dialects.chat import arguments_name, as_chunk, count, dumps, reasoning_of, tool_calls
 from proxy.dialects.responses.errors import failure
 from proxy.dialects.responses.history import item_id
 from proxy.dialects.responses.reply_items import (
