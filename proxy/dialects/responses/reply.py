@@ -15,7 +15,7 @@ from capture.json import objects
 from capture.tool_calls import ToolCall, ToolCalls
 from proxy.dialects.base import ChatRequest, ReplyTranslator
 from proxy.dialects.call_ids import CallIds
-from proxy.dialects.chat import arguments_name, as_chunk, count, dumps, reasoning_of, tool_calls
+from proxy.dialects.chat import Json, arguments_name, as_chunk, count, dumps, reasoning_of, tool_calls
 from proxy.dialects.responses.errors import failure
 from proxy.dialects.responses.history import item_id
 from proxy.dialects.responses.reply_items import (
@@ -23,7 +23,6 @@ from proxy.dialects.responses.reply_items import (
     CallItem,
     Events,
     Item,
-    Json,
     MessageItem,
     ReasoningItem,
 )
