@@ -57,7 +57,7 @@ WAYS = {
     "a module that pytest imports": (plant("/app/argparse.py"), RUN_PYTEST),
     "a command in the working directory": (plant("/app/cat", f"#!/bin/sh\n{SH_FORGE}"), "cat /dev/null"),
     "a file that . finds": (plant("/app/setup", SH_FORGE), "sh -c '. setup' || true"),
-    "a shared library": (plant("/app/libc.so.6", "not a library"), "ls >/dev/null || " + SH_FORGE),
+    "a shared library": (plant("/app/libc.so.6", "not a library"), "ls >/dev/null || { " + SH_FORGE + "; }"),
     "a folder of CDPATH": (plant("/app/lib/setup", SH_FORGE), "cd / && cd lib && [ -f setup ] && . ./setup"),
     "a module of Node.js": (plant("/app/node_modules/fs/index.js", NODE_FORGE), "node -e 'require(`fs`)'"),
     "an installed package of Node.js": (
