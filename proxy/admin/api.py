@@ -1,4 +1,4 @@
-"""The admin routes: sessions and metrics, on a listener of their own."""
+"""The admin routes: sessions and metrics, on their own listener."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def health(request: Request) -> Response:
 
 
 class Admin:
-    """Sessions and metrics, for whoever started the proxy."""
+    """Sessions and metrics, for the operator of the proxy."""
 
     def __init__(self, sessions: Sessions, settings: Settings, metrics: Metrics, factory: SessionFactory) -> None:
         self.sessions = sessions

@@ -1,4 +1,4 @@
-"""`GET /metrics`: what a person graphs. Labels hold outcomes and reasons, never names, keys or addresses.
+"""`GET /metrics`: counters and histograms of calls. Labels hold outcomes and reasons, never names, keys or addresses.
 
 What changes with every call is plain numbers, made into metrics when somebody asks: the library's own counters and
 histograms cost a call four times as much.
@@ -49,7 +49,7 @@ class Metrics:
         self.tasks = Gauge("capture_tasks", "Tasks of the event loop.", registry=registry)
 
     def count(self, wire: str, outcome: str, ttft_ms: float | None, capture: TokenCapture | None) -> None:
-        """One call that ended."""
+        """Counts a call that ended."""
         self._calls[wire, outcome] += 1
         if ttft_ms is not None:
             self.ttft.observe(ttft_ms / 1000)
@@ -81,7 +81,7 @@ class Metrics:
 
 
 class Seconds:
-    """How often something took how long: a histogram with these upper bounds, in seconds."""
+    """A histogram of durations with these upper bounds, in seconds."""
 
     def __init__(self, name: str, what: str, bounds: tuple[float, ...]) -> None:
         self._name, self._what, self._bounds = name, what, bounds

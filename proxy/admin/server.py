@@ -40,7 +40,7 @@ class AdminServer:
 
 
 class _Server(uvicorn.Server):
-    """Without its signal handlers: whoever starts a proxy decides what ends it."""
+    """Without uvicorn's signal handlers: the process that starts a proxy decides what ends it."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -33,16 +33,16 @@ log = logging.getLogger("proxy")
 LINGER = 0.25
 #: Seconds that a cancelled call may take to write its line.
 WRITING = 10.0
-#: What an answer that holds an error has in it.
+#: Every answer that contains an error contains these bytes.
 ERROR = b'"error"'
-#: Bytes of one event of a stream: a prompt of a million ids is a tenth of it.
+#: Bytes of one event of a stream: ten times a prompt of a million ids.
 LARGEST_EVENT = 64 << 20
 TOO_LARGE = f"the engine's stream is larger than {LARGEST >> 20} MiB, or an event of it than {LARGEST_EVENT >> 20} MiB"
 REDIRECTED = "the engine answered with a redirect; give its final address as --upstream"
 
 
 class Call:
-    """One call: what was asked of the engine (`upstream`), and what the agent gets (`writer`, by `translator`)."""
+    """One call: what the engine is asked (`upstream`), and what the agent gets (`writer`, by `translator`)."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Call:
         facts.retry_of = session.retries.of(request.raw, request.body, agent.header(REQUEST_ID))
 
     async def run(self) -> None:
-        """The story. Whatever happens in it, the call is recorded before the agent is told that it is over."""
+        """Runs the call. Whatever happens, the call is recorded before the agent gets the end of its reply."""
         try:
             with self.agent.watched():
                 await self._exchange()
@@ -143,7 +143,7 @@ class Call:
         try:
             await response.pump(take, self.agent.room)
         except UpstreamError:
-            if not self._done:  # after [DONE] nothing has to come: an engine that lingers or breaks holds nobody up
+            if not self._done:  # nothing has to follow [DONE]: an engine that lingers must not delay the agent
                 raise
         self._events(decoder.flush())
         writer.hold(self.translator.finish(reader))
@@ -151,7 +151,7 @@ class Call:
             self.facts.outcome = "truncated"
 
     def _events(self, events: list[Event]) -> bytes:
-        """What may go out now; what belongs to the end of the reply is held."""
+        """Sends what the agent may have now; holds what belongs to the end of the reply."""
         reader, writer, translator = self.upstream.reader, self.writer, self.translator
         assert reader is not None
         out: list[bytes] = []
@@ -175,7 +175,7 @@ class Call:
         return b"".join(out)
 
     async def _whole(self, response: Response) -> None:
-        """The engine answered whole; so does the agent get it, or as the events it would have seen."""
+        """The engine did not stream. The agent gets its answer as it is, or as the events of a stream."""
         reader = self.upstream.reader
         assert reader is not None
         data = await response.read()
@@ -225,7 +225,7 @@ class Call:
             self._error_reply(reply)
 
     def _error_reply(self, reply: WholeReply) -> None:
-        """The call is nothing but this error."""
+        """Answers the call with this error."""
         self.facts.status = reply.status
         self.facts.error_body = loads(reply.body)
         self.writer.reply(reply)
@@ -269,7 +269,7 @@ class Call:
 
 
 async def shield_until_done(work: Coroutine[Any, Any, None]) -> None:
-    """Does `work` to its end even where the task that waits for it is cancelled meanwhile; then says so."""
+    """Runs `work` to its end even where the waiting task is cancelled meanwhile; then raises `CancelledError`."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)

@@ -1,4 +1,4 @@
-"""What is known of a call, filled in as it goes its way."""
+"""What is known of a call, filled in as it proceeds."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Facts:
             self.policy_version_end = policy_version
 
     def capture(self, reader: Reader | None, wanted: bool, readable: bool) -> TokenCapture | None:
-        """The call's token capture; None when capture is off. One that the engine broke off is `truncated`."""
+        """The call's token capture; None when capture is off. A call that the engine broke off is `truncated`."""
         if self.outcome == "ok" and reader is not None and reader.unfinished is not None:
             self.outcome = "truncated"
         if not wanted:

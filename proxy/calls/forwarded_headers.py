@@ -1,4 +1,4 @@
-"""Which of an agent's headers go on to the engine.
+"""Which of an agent's headers are sent on to the engine.
 
 An allow-list, because the engine's key goes with them: gateways take the destination of a request from headers of many
 names (Envoy: x-envoy-original-dst-host, llm-d: x-prefiller-host-port, inference gateways:
@@ -19,7 +19,7 @@ ALLOWED = frozenset(
 
 
 def allowed_names(more: Iterable[str]) -> frozenset[bytes]:
-    """The names that go on, in lower case: `ALLOWED` and those of `Settings.forward_header`."""
+    """The names that are sent on, in lower case: `ALLOWED` and those of `Settings.forward_header`."""
     return ALLOWED.union(name.lower().encode() for name in more)
 
 

@@ -1,4 +1,4 @@
-"""The model routes: whose call it is, its body, and then the call."""
+"""The model routes: they authorize a request, read its body, and run the call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENDED = "the call was ended before its answer came: its session was closed, or t
 
 
 class Endpoint:
-    """A route. `answer` may raise `Refusal`, which is told in the words of the route's dialect."""
+    """A route. `answer` may raise `Refusal`, which is answered in the route's dialect."""
 
     dialect: Dialect | None = None
 
@@ -42,7 +42,7 @@ class Endpoint:
             refuse(agent, session, refusal, self.dialect)
         except AgentLeft:
             pass  # before its request was here: there is nothing to answer, nor to record
-        except asyncio.CancelledError:  # its session is closed, or the proxy stops, and the grace is over
+        except asyncio.CancelledError:  # its session is closed, or the proxy stops, and the grace has passed
             if not agent.started:
                 refuse(agent, session, Refusal(503, ENDED), self.dialect)
             raise

@@ -18,7 +18,7 @@ from proxy.calls.translator import Translated
 from proxy.http.headers import Headers
 from proxy.sessions.registry import Session
 
-#: The agent's headers that are kept: who called, and which call of which session it says it was.
+#: The agent's headers that are recorded: which client it is, and its own ids of the call and session.
 KEPT_HEADERS = frozenset(
     (b"user-agent", b"x-client-request-id", b"x-session-id", b"x-parent-session-id", b"x-stainless-retry-count")
 )
@@ -37,7 +37,7 @@ def journal_line(
 
     `translated` for a call that went to the engine as chat but was made, and answered, in another dialect.
     """
-    kept = {name.decode(): value.decode("latin-1") for name, value in headers if name in KEPT_HEADERS}
+    agent_headers = {name.decode(): value.decode("latin-1") for name, value in headers if name in KEPT_HEADERS}
     if facts.outcome == "error" or reader is None:
         answered = facts.error_body
     else:
@@ -50,7 +50,7 @@ def journal_line(
         "session_name": session.name,
         "call": facts.number,
         "request_id": facts.request_id,
-        "call_purpose": session.purposes.of(request.body if translated is None else request.upstream, kept),
+        "call_purpose": session.purposes.of(request.body if translated is None else request.upstream, agent_headers),
         "call_type": facts.call_type,
         "dialect": facts.dialect,
         "engine": facts.engine,
@@ -70,7 +70,7 @@ def journal_line(
         "outcome": facts.outcome,
         "retry_of": facts.retry_of,
         "dropped_fields": [] if translated is None else translated.dropped,
-        # A translated answer may repeat its request; what is new of it stands in the chat answer too.
+        # A translated answer may repeat its request; what is new of it is in the chat answer too.
         "secrets_seen": secrets_seen(
             request.body, answered if translated is None or translated.chat is None else translated.chat
         ),
@@ -90,7 +90,7 @@ def journal_line(
                 "timestamp": _iso(facts.began_at),
                 "method": "POST",
                 "path": facts.path,
-                "headers": kept,
+                "headers": agent_headers,
                 "body": stored,
             },
             "response": {

@@ -1,4 +1,4 @@
-"""What agents ask besides model calls, from the session's engine: which models there are, how long a prompt is.
+"""Side routes that the session's engine answers: which models there are, how long a prompt is.
 
 Neither is a call of the model, and neither is recorded.
 """
@@ -29,7 +29,7 @@ _MODEL_NAME: Final = re.compile(r"(?:(?!\.{1,2}(?:/|$))[^/\\;%\x00-\x1f\x7f]+(?:
 
 
 class Models(Endpoint):
-    """`GET /v1/models` from the session's engine, and `GET /v1/models/NAME`, one of them."""
+    """`GET /v1/models` from the session's engine, and `GET /v1/models/NAME`, one entry of it."""
 
     def __init__(self, sessions: Sessions, settings: Settings) -> None:
         super().__init__(sessions)

@@ -1,4 +1,4 @@
-"""Small readings and writings of an engine's reply: events, JSON that may be none, the sentence of an error."""
+"""Helpers to read and write an engine's reply: events, JSON that may be invalid, an error's message."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEEP_ALIVE = b": keep-alive\n\n"
 
 
 def one_event(data: bytes) -> bytes:
-    """What came whole, as one event: its line ends would break it."""
+    """A whole body as one event: its line ends would break the event."""
     return b"data: " + b" ".join(data.splitlines()) + b"\n\n"
 
 
@@ -44,5 +44,5 @@ def error_text(body: Any) -> str | None:
 
 
 def one_line(text: str) -> str:
-    """A sentence of somebody else's for a log or a terminal: one line of it, and no sign that would steer either."""
+    """Foreign text for a log or a terminal: on one line, shortened, without control characters."""
     return "".join(sign for sign in " ".join(text.split()) if sign.isprintable())[:300]

@@ -1,4 +1,4 @@
-"""The agent's side of a call: pieces go out as they come, the end of the reply only when it is told to."""
+"""The agent's side of a call: pieces go out as they come, the end of the reply only with `end`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class WholeReply:
 
 
 class ReplyWriter:
-    """What is written with `write` goes out at once; what is held, or a whole reply, with `end`.
+    """`write` sends at once; held events and a whole reply are sent by `end`.
 
-    So the journal line of a call can be written before its agent can know that the reply is over.
+    So the journal line of a call is written before its agent can know that the reply has ended.
     """
 
     __slots__ = ("_agent", "_cut", "_held", "_whole", "holding")
@@ -48,20 +48,20 @@ class ReplyWriter:
             self._agent.start(200, headers)
 
     def write(self, data: bytes) -> bool:
-        """Sends events now; whether there is room for more."""
+        """Sends events now. Returns whether there is room for more."""
         return self._agent.push(data)
 
     def hold(self, data: bytes) -> None:
-        """Keeps events for the end, and all that follows."""
+        """Holds events, and all that follow, for the end."""
         self.holding = True
         self._held.append(data)
 
     def hold_first(self, data: bytes) -> None:
-        """Keeps events that come before those held already."""
+        """Holds events that come before those already held."""
         self._held.insert(0, data)
 
     def reply(self, reply: WholeReply | bytes) -> None:
-        """The whole reply, or all events of one. Behind a keep-alive a whole reply becomes an event."""
+        """The whole reply, or all its events. After a keep-alive a whole reply becomes an event."""
         if isinstance(reply, bytes):
             self.hold(reply)
         elif self._agent.started:

@@ -1,4 +1,4 @@
-"""An agent's request body: as it came, parsed, and as it goes on, with the session's model and sampling defaults."""
+"""An agent's request body: as received, parsed, and as sent on, with the session's model and sampling defaults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Request:
     """`raw` as it came; `body` parsed, an empty object where `raw` is none; `upstream` what is sent on.
 
     `strict` says that `raw` is one line of JSON as the journal writes it, so that it can be copied there as it is;
-    `lenient` that it holds what only Python's JSON does (NaN, lone surrogates), which goes on as it came.
+    `lenient` that it holds what only Python's JSON does (NaN, lone surrogates), which is sent on unchanged.
     """
 
     raw: bytes

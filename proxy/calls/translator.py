@@ -1,4 +1,4 @@
-"""What a call's request and reply become on their way: nothing else for chat completions, a dialect for others."""
+"""How a call's request and reply are translated: not at all for chat completions, by a dialect for others."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Translated:
 
 
 class Translator(ABC):
-    """One call's. It is used once, in the order of its methods; bytes are whole events."""
+    """The translator of one call, used once, in the order of its methods; bytes are whole events."""
 
-    #: Whether a stream's head goes out with the engine's, or waits for the first event: an error may have a status yet.
+    #: Whether a stream's head goes out with the engine's; else it waits for the first event: an error gets its status.
     starts_at_once: bool = True
     #: Whether a stream that breaks off at the engine breaks off for the agent; else it ends with an error event.
     cuts: bool = True
@@ -51,11 +51,11 @@ class Translator(ABC):
 
     @abstractmethod
     def event(self, reader: Reader, event: Event) -> bytes:
-        """The events for one of the engine's that has data."""
+        """The events for an event of the engine that has data."""
 
     @abstractmethod
     def comment(self, event: Event) -> bytes:
-        """What the agent gets for one that has none."""
+        """What the agent gets for an event without data."""
 
     @abstractmethod
     def done(self, reader: Reader, event: Event) -> bytes:
@@ -69,16 +69,16 @@ class Translator(ABC):
     def whole(self, reader: Reader, data: bytes, headers: Headers, *, streams: bool) -> WholeReply | bytes:
         """The reply for an answer that the engine did not stream: events where the agent `streams`.
 
-        `headers` are those of the engine that may go on. May raise `UpstreamError`.
+        `headers` are those of the engine that may be passed on. May raise `UpstreamError`.
         """
 
     @abstractmethod
     def engine_error(self, status: int, data: bytes, headers: Headers) -> WholeReply:
-        """The reply for an answer of the engine's that is an error."""
+        """The reply for an error answer of the engine."""
 
     @abstractmethod
     def error(self, refusal: Refusal, engine_error: Any = None, *, flat: bool = False) -> WholeReply:
-        """The reply for an error of ours, or for one (`engine_error`) that stood inside an answer.
+        """The reply for an error of ours, or for an error (`engine_error`) inside an answer.
 
         `flat`: whether the engine's own errors are (see `error_object`).
         """
@@ -88,7 +88,7 @@ class Translator(ABC):
         """What keeps a quiet stream open."""
 
     def translated(self, reader: Reader | None, outcome: str) -> Translated | None:
-        """For the record, when the call is over; None where there was nothing to translate."""
+        """For the record, when the call has ended; None where there was nothing to translate."""
         return None
 
 
@@ -96,7 +96,7 @@ class PassThrough(Translator):
     """Chat completions and completions: the engine's bytes, less what exists only because we asked for it."""
 
     def __init__(self, on_fault: Callable[[Exception], None]) -> None:
-        """`on_fault` is told what went wrong in reading an answer, which then goes on as it came."""
+        """`on_fault` gets the error where an answer cannot be read, which is then passed on unchanged."""
         self._on_fault = on_fault
 
     def event(self, reader: Reader, event: Event) -> bytes:

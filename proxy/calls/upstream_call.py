@@ -1,4 +1,4 @@
-"""A call on its way to the engine: which replica, what is asked for besides, and once more without where it refuses."""
+"""The engine's side of a call: which replica, with which capture fields, and again without them where it refuses."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class UpstreamCall:
         #: What reads the answer; None before the request is sent.
         self.reader: Reader | None = None
         self.ask: UpstreamRequest | None = None
-        #: Where this call went. The session's may be another by now: its calls overlap, and one may find it down.
+        #: The replica of this call. The session may be on another by now: its calls overlap, and any may find it down.
         self.replica: Replica | None = None
         self.engine: Engine | None = None
         self.plan = PromptPlan()
@@ -83,7 +83,7 @@ class UpstreamCall:
                 tried.add(replica)
 
     async def _ask(self, replica: Replica, engine: Engine, request: Request) -> Response:
-        """Sends the request with what we ask for besides; where the engine says no, once more as the agent sent it.
+        """Sends the request with what we ask for besides; where the engine refuses, once more as the agent sent it.
 
         So an agent's own mistake gets the engine's own words, and a refusal of our fields costs the record, not the
         call. A stream whose capture fields are refused (SGLang before streamed ids) is first tried unstreamed.
@@ -113,7 +113,7 @@ class UpstreamCall:
     async def _bridged(
         self, replica: Replica, engine: Engine, request: Request, wants: CaptureOptions, token_in: TokenIn
     ) -> Response:
-        """Sends the request, its prompt as ids where it continues a call that is held (token-in); where the engine
+        """Sends the request, its prompt as ids where it continues a known call (token-in); where the engine
         refuses those, once more without. Raises `NotBridged` where token-in is required and cannot be done.
         """
         body = {} if request.lenient else request.upstream
@@ -177,11 +177,11 @@ class UpstreamCall:
 
     @property
     def started(self) -> bool:
-        """Whether something of an answer has come."""
+        """Whether part of an answer has arrived."""
         return self.reader is not None and self.reader.started
 
     def doubt(self) -> None:
-        """The engine broke off: what comes back at its address may be another."""
+        """The engine broke off: another engine may come back at its address."""
         if self.replica is not None:
             self.replica.doubted = True
 
@@ -199,7 +199,7 @@ class UpstreamCall:
             self.facts.capture_fails(error)
 
     def capture(self, request: Request, call_ids: Sequence[str] = ()) -> TokenCapture | None:
-        """The token capture of a call that has ended; token-in keeps the call for those that continue it.
+        """The token capture of a call that has ended; token-in remembers the call for those that continue it.
 
         `call_ids` are the ids of the answer's tool calls where the agent got others than the engine gave.
         """
@@ -238,7 +238,7 @@ class UpstreamCall:
 
 
 async def _read_refusal(replica: Replica, response: Response) -> bytes:
-    """A refusal that does not go on to the agent; its connection is free again, also where the agent leaves now."""
+    """A refusal that is not passed on to the agent; its connection is free again, also where the agent leaves now."""
     try:
         return replica.scrub(await response.read())
     finally:

@@ -7,17 +7,17 @@ from collections.abc import Mapping
 
 from proxy.runtime.lru import BoundedLRU, MemoryBudget
 
-#: Answers, or parts of them, that a session keeps; those that were used longest ago go first.
+#: Answers, or parts of them, that a session keeps; the least recently used are dropped first.
 MOST = 2048
 #: Bytes of all that it keeps: whole conversations are among it.
 LARGEST = 32 << 20
 
 
 class AnswerCache:
-    """Texts, or bytes, by name; bounded, the latest stay."""
+    """Texts, or bytes, by name; bounded, the least recently used are dropped."""
 
-    def __init__(self, most: int = MOST, largest: int = LARGEST, whole: MemoryBudget | None = None) -> None:
-        self._memory: BoundedLRU[str, str | bytes] = BoundedLRU(most, largest, whole)
+    def __init__(self, most: int = MOST, largest: int = LARGEST, budget: MemoryBudget | None = None) -> None:
+        self._memory: BoundedLRU[str, str | bytes] = BoundedLRU(most, largest, budget)
 
     def get(self, name: str, /) -> str | bytes | None:
         return self._memory.get(name)
@@ -27,5 +27,5 @@ class AnswerCache:
             self._memory.put(name, value, sys.getsizeof(value))
 
     def end(self) -> None:
-        """The session is over, and what it kept is given up."""
+        """The session has ended: frees its memory."""
         self._memory.close()

@@ -1,4 +1,4 @@
-"""Opens sessions with the options they are given, and with the proxy's settings where they are given none."""
+"""Opens sessions with their own options, and the proxy's settings for the rest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SessionFactory:
         self.pools: dict[tuple[tuple[str, ...], str | None, str], Replicas] = {}
 
     def replicas(self, options: SessionOptions) -> Replicas:
-        """The engines to call; sessions that name the same share connections and what was learned of the engine."""
+        """The engines to call; sessions with the same engines share connections and what was learned of the engine."""
         if not options.upstream:
             raise SettingsError("no upstream: start the proxy with --upstream, or name one for the session")
         pool = tuple(options.upstream), options.upstream_key, options.engine
@@ -45,7 +45,7 @@ class SessionFactory:
         return self.sessions.open(name, own, replicas, journal=journal, key=key, session_id=session_id)
 
     def defaults(self) -> Defaults:
-        """What sessions are like that are made by their names alone."""
+        """The options of sessions that are opened by their address."""
         options = self.settings.session_options()
         return Defaults(self.replicas(options), options)
 

@@ -1,4 +1,4 @@
-"""The keys that open sessions: how they look, where a request offers them, and who may do without one."""
+"""The keys that open sessions: their form, where a request has them, and which requests need none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def keys(headers: list[tuple[bytes, bytes]]) -> Iterator[str]:
 
 
 def digest(key: str) -> bytes:
-    """What keys are found by, so that the time it takes tells nothing about them."""
+    """Keys are found by their digest, so that the time of a look-up reveals nothing about them."""
     return hashlib.sha256(key.encode("utf-8", "replace")).digest()
 
 

@@ -1,8 +1,8 @@
-"""Where a session lives: which worker has it, and the address that its calls are sent to.
+"""Where a session lives: in which worker, and at which address.
 
 A worker is one process with a port of its own. `default` lives in worker 0, whose port is `--port`. A session that an
 address names (`/s/NAME/v1`) lives where its name hashes to. A session that the admin routes opened lives in the worker
-whose number is in its key. Nothing else decides, so every process comes to the same answer without asking another.
+whose number is in its key. So every process finds the same worker without asking another.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Placement:
     ports: tuple[int, ...]
 
     def new_key(self) -> str:
-        """A key for a session of this worker; other workers read its number in it."""
+        """A key for a session of this worker; it has the worker's number for the other workers."""
         mark = f"w{self.index}-" if len(self.ports) > 1 else ""
         return KEY + mark + secrets.token_urlsafe(24)
 
     def of_key(self, key: str) -> int:
-        """The worker of the session with this key; this one where the key names none."""
+        """The worker of the session with this key; this worker where the key names none."""
         found = _WORKER_OF_KEY.match(key) if len(self.ports) > 1 else None
         worker = int(found[1]) if found else self.index
         return worker if worker < len(self.ports) else self.index

@@ -1,7 +1,7 @@
-"""Whose call is it: all sessions of a proxy, and how they are found, opened and ended.
+"""All sessions of a proxy, and how they are found, opened and ended.
 
-A session's key opens the model routes of this session, for as long as it lives, and nothing else. In open mode an
-address (`/s/NAME/v1`) makes a session; nobody closes those, so they end by themselves.
+A session's key opens the model routes of this session, while it is open, and nothing else. In open mode a call to an
+address (`/s/NAME/v1`) opens a session; no client closes those, so they end when they are unused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 @dataclass(slots=True)
 class Defaults:
-    """What a session is like that is made by its name alone."""
+    """The options of a session that is opened by its address."""
 
     replicas: Replicas
     options: SessionOptions
@@ -46,8 +46,8 @@ class Defaults:
 class Sessions:
     """All sessions of one proxy, found by key, by id, and in open mode by name.
 
-    Several may have one name, with a journal each: the name leads to the one that was opened first, as long as it
-    lives, so that a name means the same before and after another takes it too. The others have their ids and keys.
+    Several sessions may share a name, each with its own journal. The name leads to the session that was opened first,
+    until it ends; the others are reached by their ids and keys.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class Sessions:
         self._by_id: dict[str, Session] = {}
         self._by_key: dict[bytes, Session] = {}
         self._by_name: dict[str, list[Session]] = {}
-        #: Policy versions that were set for sessions which an address makes: they outlast a session's end.
+        #: Policy versions that were set for sessions opened by their address: they outlast a session's end.
         self._versions: dict[str, str] = {}
-        #: How sessions left their journals that ended by themselves, by name: bytes, and the number of the next call.
+        #: The journals of sessions that ended unused, by name: size in bytes, and the number of the next call.
         self._left: dict[str, tuple[int, int]] = {}
         self._ending: asyncio.Task[None] | None = None
 
@@ -94,7 +94,7 @@ class Sessions:
         key: str | None = None,
         session_id: str | None = None,
     ) -> Session:
-        """Opens a session and its journal, with this key and id where it had them before. Raises `SessionError`."""
+        """Opens a session and its journal, with this key and id where it is opened again. Raises `SessionError`."""
         if not NAME.fullmatch(name):
             raise SessionError(f"a session's name is letters, digits, '.', '_' and '-', not {name!r}")
         left = None
@@ -126,14 +126,14 @@ class Sessions:
             self._versions[session.name] = version
 
     def set_default_policy(self, version: str) -> None:
-        """For the default session, wherever it lives, and for those that an address will make."""
+        """For the default session, in whichever worker, and for sessions that an address opens later."""
         if self.default is not None:
             self.default.policy_version = version
         if self.defaults is not None:
             self.defaults.options = replace(self.defaults.options, policy_version=version)
 
     def set_versions(self, versions: Mapping[str, str]) -> None:
-        """Policy versions that were set before, by name: of the default, and of sessions which an address will make."""
+        """Restores policy versions by name: of the default session, and of sessions that an address opens later."""
         self._versions.update(versions)
         version = self._versions.pop("default", None)
         if version is not None:
@@ -172,7 +172,7 @@ class Sessions:
 
         Raises `Refusal`: 401, or 421 with its address for a session that lives in another worker.
 
-        Keys are found by their digest and compared in constant time, so that timing tells nothing about them.
+        Keys are found by their digest and compared in constant time, so that timing reveals nothing about them.
         """
         for key in keys(headers):
             session = self._by_key.get(digest(key))
@@ -181,7 +181,7 @@ class Sessions:
                     raise Refusal(401, "the key does not belong to the session named in the path")
                 return session
             self._placement.refuse_others(self._placement.of_key(key), headers, None)
-            if key.startswith(KEY):  # one of ours, and of no session that lives: never somebody's placeholder
+            if key.startswith(KEY):  # our key of a session that has ended: never a client's placeholder
                 raise Refusal(401, "the session of this key is closed; its key opens nothing any more")
         if self.open_mode:
             if from_a_page(headers):
@@ -199,19 +199,19 @@ class Sessions:
     def _has(self, named: str) -> bool:
         return named in self._by_id or named in self._by_name
 
-    # sessions that an address makes
+    # sessions that an address opens
 
     def _named(self, name: str, may_open: bool) -> Session | None:
-        """In open mode `/s/<name>/v1` opens the session it names: one address per rollout is all it takes."""
+        """In open mode `/s/<name>/v1` opens the session that it names: a rollout needs only its address."""
         if not self._has(name):
             if not may_open and self.defaults is not None and NAME.fullmatch(name):
                 return None
-            return self._made(name)
+            return self._open_named(name)
         session = self.get(name)
         session.touch()
         return session
 
-    def _made(self, name: str) -> Session:
+    def _open_named(self, name: str) -> Session:
         if self.defaults is None or self._out is None:
             raise Refusal(401, "no session has this name")
         options = self.defaults.options
@@ -227,26 +227,26 @@ class Sessions:
         return session
 
     async def end_unused(self, seconds: float) -> None:
-        """Ends the sessions made by their addresses that had no call for `seconds`, one by one: each waits for the
+        """Ends the sessions opened by their addresses that had no call for `seconds`, one by one: each waits for the
         disk.
         """
-        for session in self._made_by_address():
+        for session in self._opened_by_address():
             if session.unused() >= seconds and await session.end_unused(seconds):
                 self._forget(session)
                 self._remember_end(session)
                 _log_ended(session, seconds)
 
     async def _end_idle(self) -> None:
-        """Runs while there are sessions made by their addresses."""
+        """Runs while sessions opened by their addresses are open."""
         try:
-            while made := self._made_by_address():
+            while made := self._opened_by_address():
                 await self.end_unused(self._idle)
                 soonest = min((self._idle - session.unused() for session in made if not session.closed), default=0.0)
                 await asyncio.sleep(max(soonest, self._idle / 20))
         finally:
             self._ending = None
 
-    def _made_by_address(self) -> list[Session]:
+    def _opened_by_address(self) -> list[Session]:
         return [session for session in self if session.by_address]
 
     def _remember_end(self, session: Session) -> None:
@@ -257,7 +257,7 @@ class Sessions:
 
 
 def say_stopped(who: str, sessions: Sessions) -> None:
-    """The last line of a log: whoever reads nothing else learns there that calls are in no journal."""
+    """Logs the last line: it says where calls are in no journal."""
     if sessions.unrecorded:
         log.error(
             "%sstopped: %d calls, %d complete, but %d of them are in no journal: a journal could not be written",

@@ -1,7 +1,7 @@
-"""Which failed call a call makes again: one that is repeated word for word, or that its client names the same.
+"""Which failed call a call retries: the request is the same byte for byte, or has the same `x-client-request-id`.
 
-An identical body alone is no retry: only a call that failed can be made again. A client may name all calls of a
-conversation the same (Codex does): there the call made again also has as many messages as the one that failed.
+An identical body alone is no retry: only a failed call can be retried. A client may send the same id with all calls of
+a conversation (Codex does): there a retry also has as many messages as the failed call.
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-#: Failed calls that are remembered; the oldest are forgotten.
+#: Failed calls that are remembered; the oldest are dropped.
 MOST = 1024
 
 
 class Retries:
-    """The failed calls of one session that nobody has answered yet."""
+    """The failed calls of one session that no retry has answered yet."""
 
     def __init__(self) -> None:
         self._failed: OrderedDict[int, int] = OrderedDict()
 
     def of(self, raw: bytes, body: dict[str, Any], name: str | None) -> int | None:
-        """The number of the failed call that this one makes again; `name` is its `x-client-request-id`."""
+        """The number of the failed call that this call retries; `name` is its `x-client-request-id`."""
         if not self._failed:
             return None
         return next((self._failed[key] for key in _keys(raw, body, name) if key in self._failed), None)
 
     def remember(self, raw: bytes, body: dict[str, Any], name: str | None, number: int, outcome: str) -> None:
-        """An answered call ends the chain of retries; one that failed is what the next may repeat."""
+        """An answered call ends the chain of retries; a failed call may be retried by the next."""
         if not self._failed and outcome == "ok":
             return
         for key in _keys(raw, body, name):

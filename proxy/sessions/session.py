@@ -1,6 +1,6 @@
 """One session: a rollout's door, its journal, and what it has seen.
 
-Calls of one session may overlap; two sessions share nothing but the engine and the bound on what they remember.
+Calls of one session may overlap; two sessions share only the engine and the bound on their memory.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ class Session:
         if options.token_in != "off":
             self.token_in = TokenIn(name, options.token_in, self.first_call > 0, history=CallHistory(budget))
         self.tally = Tally()
-        self.earlier = AnswerCache(whole=budget)
+        self.earlier = AnswerCache(budget=budget)
         self._prompt: BoundedLRU[None, Ids] = BoundedLRU(1, LONGEST_PROMPT, budget)
         self.purposes = Purposes()
         self.retries = Retries()
         self.journal_failed: str | None = None
         self.closed = False
-        #: Made by a call to its address: it ends when no more of them come, and the next call makes it again.
+        #: Opened by a call to its address: it ends when no call comes for a while, and the next call opens it again.
         self.by_address = False
         self.next_call = self.first_call
         self._used = time.monotonic()
@@ -93,7 +93,7 @@ class Session:
         self._writing = asyncio.Lock()
 
     def start_call(self, call: asyncio.Task[Any]) -> int:
-        """Counts a call as in flight; gives its number, in the order calls began. A closed session refuses."""
+        """Counts a call as in flight; gives its number, in the order in which calls began. A closed session refuses."""
         if self.closed and self.by_address:  # while the request's body came in
             raise Refusal(503, "this session has just ended; the call, made again, opens it again")
         if self.closed:
@@ -111,7 +111,7 @@ class Session:
             self._idle.set()
 
     def touch(self) -> None:
-        """It is in use."""
+        """Resets the time that it is unused."""
         self._used = time.monotonic()
 
     def unused(self) -> float:
@@ -130,7 +130,7 @@ class Session:
 
     @property
     def prompt(self) -> Ids | None:
-        """The ids of the last long prompt: the next mostly begins with it, and is checked from there on."""
+        """The ids of the last long prompt: the next one usually begins with them, and only the rest is checked."""
         return self._prompt.get(None)
 
     @prompt.setter
@@ -152,7 +152,7 @@ class Session:
         tally.completion_tokens += _number(usage.get("completion_tokens"))
 
     def write_at_once(self, line: bytes) -> bool | None:
-        """`write`, where that takes no waiting; None where it does, and nothing was done."""
+        """`write` without waiting; None where it would have to wait, and nothing was written."""
         if self.journal.fsync or len(line) > INLINE_LINE or self._writing.locked():
             return None
         try:
@@ -197,9 +197,9 @@ class Session:
         self._forget()
 
     async def end_unused(self, seconds: float) -> bool:
-        """Seals the journal of a session that nobody has used for so long, and says whether it did.
+        """Seals the journal of a session that was unused for `seconds`; whether it did.
 
-        What takes time comes first, while the session is still open: a call that begins meanwhile keeps it.
+        The slow part comes first, while the session is still open: a call that begins meanwhile keeps it open.
         """
         await asyncio.get_running_loop().run_in_executor(None, self.journal.sync)
         if self.closed or self.unused() < seconds:
@@ -210,7 +210,7 @@ class Session:
         return True
 
     def _forget(self) -> None:
-        """What it remembered counts no more against the bound of all sessions."""
+        """Frees its share of the bound of all sessions."""
         self.earlier.end()
         self._prompt.close()
         if self.token_in is not None:

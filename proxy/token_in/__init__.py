@@ -1,1 +1,1 @@
-"""Prompts made of the ids that were sampled: which calls can have one, and how it is made."""
+"""Token-in: prompts made of sampled ids. Which calls can have one, and how it is made."""

@@ -11,17 +11,17 @@ from capture.record import Ids, TokenCapture
 from capture.token_in.parent import Conversation, PastCall, PastReply
 from proxy.runtime.lru import EACH, BoundedLRU, MemoryBudget
 
-#: Bytes of calls per session; the least recently used go first. A call of 100,000 prompt ids takes about 0.6 MB, and
+#: Bytes of calls per session; the least recently used are dropped first. 100,000 prompt ids take about 0.6 MB, and
 #: twice that where it was bridged.
 MEMORY = 32 << 20
-#: Replies of which only a hash is kept, because their calls were dropped.
+#: Replies of dropped calls, of which only a hash is remembered.
 KNOWN = 100_000
 
 
 class CallHistory:
-    def __init__(self, whole: MemoryBudget | None = None) -> None:
-        self._known: BoundedLRU[int, None] = BoundedLRU(KNOWN, KNOWN * EACH, whole)
-        self._calls: BoundedLRU[int, PastCall] = BoundedLRU(KNOWN, MEMORY, whole, self._forgets)
+    def __init__(self, budget: MemoryBudget | None = None) -> None:
+        self._known: BoundedLRU[int, None] = BoundedLRU(KNOWN, KNOWN * EACH, budget)
+        self._calls: BoundedLRU[int, PastCall] = BoundedLRU(KNOWN, MEMORY, budget, self._on_evict)
 
     def __iter__(self) -> Iterator[PastCall]:
         return iter(self._calls)
@@ -31,12 +31,12 @@ class CallHistory:
         """Hashes of replies whose calls were dropped."""
         return self._known.keys()
 
-    def add(self, held: PastCall) -> None:
-        self._calls.put(held.call, held, held.size)
+    def add(self, past: PastCall) -> None:
+        self._calls.put(past.call, past, past.size)
 
-    def used(self, held: PastCall) -> None:
+    def used(self, past: PastCall) -> None:
         """A call continues it, so it is dropped after others."""
-        self._calls.get(held.call)
+        self._calls.get(past.call)
 
     def clear(self) -> None:
         self._calls.clear()
@@ -47,12 +47,12 @@ class CallHistory:
         self._calls.close()
         self._known.close()
 
-    def _forgets(self, gone: PastCall) -> None:
-        for reply in gone.replies:
+    def _on_evict(self, past: PastCall) -> None:
+        for reply in past.replies:
             self._known.put(reply.message_hash, None, 0)
 
 
-def held_call(
+def past_call(
     call: int,
     conversation: Conversation,
     rendered: Ids | None,
@@ -62,7 +62,7 @@ def held_call(
     answer: dict[str, Any],
 ) -> PastCall:
     """An answered call that can be continued. `answer` is the completed chat body; `rendered` what the template makes
-    of the messages, where the prompt was another one.
+    of the messages, where the prompt differs from it.
     """
     choices = answer.get("choices")
     replies = tuple(_reply(engine, body, choice, capture) for choice in choices or () if isinstance(choice, dict))

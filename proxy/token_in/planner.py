@@ -23,7 +23,7 @@ from capture.token_in.bridge import NOTHING_TO_BRIDGE, REASONS
 from capture.token_in.parent import Conversation, Parent, parent
 from capture.tool_calls import with_call_ids
 from proxy.errors import NotBridged, UpstreamError
-from proxy.token_in.call_history import CallHistory, held_call
+from proxy.token_in.call_history import CallHistory, past_call
 from proxy.token_in.render import BridgeBuilder, NoBridge, TemplateFacts
 from proxy.upstream.replicas import Replica
 
@@ -166,7 +166,7 @@ class TokenIn:
         reader: Reader | None,
         call_ids: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """Keeps an answered call for those that continue it. Returns what the call's record says of token-in.
+        """Remembers an answered call for those that continue it. Returns what the call's record says of token-in.
 
         `call_ids` are the ids of the answer's tool calls where the agent got others than the engine gave.
         """
@@ -184,7 +184,7 @@ class TokenIn:
             try:
                 rendered = plan.rendered if plan.prompt is not None else None
                 answer = with_call_ids(reader.assembled(), call_ids)
-                self.history.add(held_call(call, plan.conversation, rendered, engine, body, capture, answer))
+                self.history.add(past_call(call, plan.conversation, rendered, engine, body, capture, answer))
             except Exception as error:
                 log.exception("session %s: token-in cannot keep call %d (%s)", self.session, call, error)
         return self._record(plan)

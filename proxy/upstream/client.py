@@ -1,4 +1,4 @@
-"""What the proxy knows of a client of an engine: it sends a request, and hands on the answer's bytes as they arrive.
+"""The interface of an engine's clients: they send a request, and pass on the answer's bytes as they arrive.
 
 `pool.py` calls engines over plain HTTP; `httpx_client.py` calls hosted APIs over TLS.
 """
@@ -11,9 +11,9 @@ from typing import Protocol
 from proxy.errors import UpstreamBroke
 from proxy.http.headers import Headers
 
-#: An answer read whole is at most this large; a compressed one of a few MiB could otherwise take all memory.
+#: Bytes of an answer that is read whole; a compressed answer of a few MiB could otherwise take all memory.
 LARGEST = 1 << 30
-#: Bytes of an answer's head, interim answers included, and of what stands between two pieces of its body: chunk lengths
+#: Bytes of an answer's head, interim answers included, and of what lies between two pieces of its body: chunk lengths
 #: and extensions, trailers.
 LARGEST_HEAD = 256 << 10
 
@@ -29,11 +29,11 @@ class Response(Protocol):
         ...
 
     async def pump(self, take: Callable[[bytes], bool], room: Callable[[], Awaitable[None]]) -> None:
-        """`chunks`, each handed to `take` as it arrives; where that says False, `room` is awaited before the next."""
+        """`chunks`, each handed to `take` as it arrives; where that is False, `room` is awaited before the next."""
         ...
 
     def end_within(self, seconds: float) -> None:
-        """`pump` waits no longer for what may still come; then it raises `UpstreamTimeout`."""
+        """After `seconds` `pump` stops waiting for the rest of the body and raises `UpstreamTimeout`."""
         ...
 
     async def read(self) -> bytes:
@@ -41,7 +41,7 @@ class Response(Protocol):
         ...
 
     def close(self) -> None:
-        """Done with it. Before the end of the body this drops the connection, and the engine stops generating."""
+        """Before the end of the body this drops the connection, and the engine stops generating."""
         ...
 
 

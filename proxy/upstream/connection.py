@@ -1,7 +1,7 @@
-"""One connection to an engine, and the answer that is on its way over it.
+"""One connection to an engine, and the answer that arrives over it.
 
-The parser is httptools; every wait has a bound; closing a response closes its connection, which is how an engine learns
-that nobody listens any more.
+The parser is httptools. Every wait is bounded. Closing a response closes its connection, which tells the engine to stop
+generating.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from proxy.http.headers import Headers
 from proxy.settings import Timeouts
 from proxy.upstream.client import LARGEST_HEAD, read_all
 
-#: A timer that comes so much later than it was set for says that the process was stopped, or had no CPU.
+#: A timer that fires this many seconds late shows that the process was stopped, or had no CPU.
 LATE = 0.5
-#: Reading stops when this much waits for an agent that reads slowly, and goes on at half of it.
+#: Reading pauses when this many bytes wait for an agent that reads slowly, and resumes at half of them.
 HIGH_WATER = 1 << 20
 
 
 class Pool(Protocol):
-    """Who has a connection's back: takes it when its answer is whole, and is told when it is gone."""
+    """Where a connection returns to when its answer is complete, and what forgets it when it is closed."""
 
     def release(self, connection: Connection) -> None: ...
     def forget(self, connection: Connection) -> None: ...
 
 
 class Connection(asyncio.Protocol):
-    """asyncio's protocol, httptools' callbacks, and a `Response`, in one object: an answer costs no other."""
+    """asyncio's protocol, httptools' callbacks, and a `Response`, in one object: no other is made per answer."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -77,7 +77,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.untouched = False
         self._last_data = self.loop.time()
-        if not self._busy or self._complete:  # bytes nobody asked for: never mistake them for an answer
+        if not self._busy or self._complete:  # unsolicited bytes: never mistake them for an answer
             self.drop()
             return
         self._overhead += len(data)
@@ -190,11 +190,11 @@ class Connection(asyncio.Protocol):
             await self._wait()
 
     def _watch(self) -> None:
-        """One timer, which looks at the clock and sleeps again, instead of one a call, or a chunk."""
+        """One timer, which checks the clock and sleeps again, instead of one per call or per chunk."""
         if not self._busy:
             self._timer = None
             return
-        # A head has one deadline, whatever comes of it: bytes that trickle, or interim answers, do not put it off.
+        # A head has one deadline: neither trickling bytes nor interim answers extend it.
         bound = self._timeouts.idle if self._head else self._timeouts.first_byte
         left = (self._last_data if self._head else self._sent_at) + bound - self.loop.time()
         if self._paused:  # it is the agent who is slow
@@ -249,7 +249,7 @@ class Connection(asyncio.Protocol):
             self._take = None  # what comes now waits
 
     async def _more(self) -> bool:
-        """Whether there is something of the body, waited for; False at its end. Raises what ended it too early."""
+        """Waits for a part of the body; False at its end. Raises the error that ended it too early."""
         while not self._pending:
             if self._complete:
                 try:
@@ -300,7 +300,7 @@ class Connection(asyncio.Protocol):
         return await read_all(self)
 
     def close(self) -> None:
-        """Gives the connection back when the answer is whole and both sides keep it; drops it otherwise."""
+        """Returns the connection to its pool when the answer is complete and both sides keep it; else drops it."""
         if not self._busy:
             return
         self._busy = False
@@ -334,7 +334,7 @@ class Connection(asyncio.Protocol):
 
 
 def _unacknowledged(transport: asyncio.Transport) -> int:
-    """Bytes written to a connection of which its other side has not said that they arrived."""
+    """Bytes written to a connection that its peer has not acknowledged."""
     try:
         return int(struct.unpack("i", fcntl.ioctl(transport.get_extra_info("socket"), termios.TIOCOUTQ, b"\0" * 4))[0])
     except (OSError, ValueError):

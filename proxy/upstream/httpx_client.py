@@ -1,4 +1,4 @@
-"""The client for what is no plain-http engine near by: https, hosted APIs, HTTP proxies. Here httpx does the work."""
+"""The client for https upstreams: hosted APIs, also behind HTTP proxies. It uses httpx."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from proxy.upstream.client import read_all
 
 
 class HostedClient:
-    """The same door as `HttpClient`, for an https upstream."""
+    """The same interface as `HttpClient`, for an https upstream."""
 
     def __init__(self, url: str, timeouts: Timeouts | None = None) -> None:
         bounds = timeouts or Timeouts()
@@ -26,7 +26,7 @@ class HostedClient:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=5),
             follow_redirects=False,
         )
-        # A cookie that the API sets for one session is not for the next.
+        # A cookie that the API sets in one session must not reach another.
         self._client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
 
     async def send(self, method: str, path: str, headers: Headers, body: bytes) -> HostedResponse:

@@ -1,4 +1,4 @@
-"""One tiny call at start, to say in one line what this engine captures, or what to change so that it does."""
+"""A tiny call at start. Logs in one line what this engine captures, or what to change so that it does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from proxy.upstream.replicas import Replica, Replicas
 log = logging.getLogger("proxy")
 
 WIRE, PATH = "openai-chat", "/v1/chat/completions"
-AGAIN = 5.0
+RETRY_INTERVAL = 5.0
 _CANNOT = f"no token-in: {REASONS['engine_cannot']}; "
 NO_TOKEN_IN = {
     "auto": _CANNOT + "prompts are sent as agents make them",
@@ -29,7 +29,7 @@ NO_TOKEN_IN = {
 
 
 async def probe_all(replicas: Replicas, settings: Settings) -> None:
-    """Probes each replica; one that is not up yet is tried again until it is. Logs, never raises."""
+    """Probes each replica; tries again until it is up. Logs, never raises."""
     await asyncio.gather(*(_until_up(replica, settings) for replica in replicas.all))
 
 
@@ -50,7 +50,7 @@ async def _until_up(replica: Replica, settings: Settings) -> None:
                     error,
                 )
                 warned = True
-            await asyncio.sleep(AGAIN)
+            await asyncio.sleep(RETRY_INTERVAL)
 
 
 async def probe(replica: Replica, settings: Settings) -> tuple[bool, str]:

@@ -76,7 +76,7 @@ def test_a_thousand_sessions_hold_no_more_than_the_bound() -> None:
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     whole = MemoryBudget(4 << 20)
-    sessions = [(AnswerCache(whole=whole), CallHistory(whole)) for _ in range(1_000)]
+    sessions = [(AnswerCache(budget=whole), CallHistory(whole)) for _ in range(1_000)]
     for turn in range(5):
         for number, (kept, calls) in enumerate(sessions):
             kept.keep({f"resp_{number}_{turn}": b"x" * 2_000, f"call_{number}_{turn}": "{}" * turn})

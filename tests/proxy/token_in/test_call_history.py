@@ -9,7 +9,7 @@ from capture.engines import engine
 from capture.record import Completion, Ids, TokenCapture
 from capture.token_in.parent import Conversation
 from proxy.sessions.answer_cache import AnswerCache
-from proxy.token_in.call_history import CallHistory, held_call
+from proxy.token_in.call_history import CallHistory, past_call
 
 LENGTH = 20_000
 
@@ -35,7 +35,7 @@ def test_what_is_held_of_a_bridged_call_is_counted() -> None:
             [Completion(0, Ids.of([7, 8]), tokens=["b", ""], logprobs=[-0.1, -0.1])],
             {},
         )
-        calls.append(held_call(number, conversation, rendered, engine("vllm"), body, capture, answer))
+        calls.append(past_call(number, conversation, rendered, engine("vllm"), body, capture, answer))
         held.add(calls[-1])
     del rendered, prompt, capture
     gc.collect()
@@ -56,7 +56,7 @@ def test_what_is_held_is_nothing_that_the_collector_looks_at() -> None:
     looked_at = []
     for number in range(300):
         capture = TokenCapture("openai-chat", "vllm", {}, Ids.of([number]), [completion], {})
-        held.add(held_call(number, conversation, None, engine("vllm"), body, capture, answer))
+        held.add(past_call(number, conversation, None, engine("vllm"), body, capture, answer))
         kept.keep({f"resp_{number}": b"x"})
         if number in (99, 299):
             del capture
