@@ -55,9 +55,9 @@ class Answer:
         if self.sampled.error:
             return why("error_beside_choices")
         for choice in self.sampled.choices.values():
-            if not isinstance(choice.finish_reason, str) or choice.finish_reason not in FINISHED:
-                reason = "null" if choice.finish_reason is None else str(choice.finish_reason)[:80]
-                return why("reply_not_finished", reason=reason)
+            for reason in (choice.finish_reason, choice.last_reason or choice.finish_reason):
+                if not isinstance(reason, str) or reason not in FINISHED:
+                    return why("reply_not_finished", reason="null" if reason is None else str(reason)[:80])
         return None
 
     @property

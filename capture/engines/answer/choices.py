@@ -126,8 +126,8 @@ class Choice:
     """
 
     __slots__ = (
-        "_last", "echoed", "entry_ids", "finish_reason", "ids", "logprobs", "malformed", "problem", "prompt",
-        "saw_logprobs", "tokens", "top",
+        "_last", "echoed", "entry_ids", "finish_reason", "ids", "last_reason", "logprobs", "malformed", "problem",
+        "prompt", "saw_logprobs", "tokens", "top",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -140,6 +140,8 @@ class Choice:
         self.echoed: list[dict[str, Any]] | None = None
         self.saw_logprobs = False
         self.finish_reason: Any = None
+        #: The reason of a later chunk: "stop" may be followed by "abort". None where no chunk was parsed with one.
+        self.last_reason: Any = None
         self.malformed = False
         self.problem: str | None = None
         #: From which of `logprobs` on the entries of the last chunk are.
@@ -147,9 +149,11 @@ class Choice:
 
     def take(self, part: dict[str, Any], whole: Sampled) -> None:
         finish = part.get("finish_reason")
-        if finish not in (None, "") and self.finish_reason is None:  # some engines write "" before the end
-            whole.finish(self, finish)
-        whole.error = whole.error or part.get("error")
+        if finish not in (None, ""):  # some engines write "" before the end
+            if self.finish_reason is None:
+                whole.finish(self, finish)
+            self.last_reason = finish
+        whole.error = whole.error or _error_in(part)
         ids: Any = None
         prompt: Any = None
         for place in _places(part):
@@ -344,6 +348,14 @@ def _places(part: dict[str, Any]) -> tuple[dict[str, Any], ...]:
 
 
 _NESTED_ORDER: Final = ("provider_specific_fields", "raw_output", "message")
+
+
+def _error_in(part: dict[str, Any]) -> Any:
+    """The error in a choice, or in its delta or message."""
+    for place in (part, part.get("delta"), part.get("message")):
+        if isinstance(place, dict) and place.get("error"):
+            return place["error"]
+    return None
 
 
 def _legacy(logprobs: dict[str, Any]) -> list[Any] | None:

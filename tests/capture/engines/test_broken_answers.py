@@ -107,6 +107,21 @@ def test_a_whole_answer_without_a_reason_broke_off(reason: Any) -> None:
     assert codes(read(changed(WHOLE, "choices", 0, "finish_reason", to=reason))[1]) == {"reply_not_finished"}
 
 
+@pytest.mark.parametrize("reasons", [("stop", "abort"), ("length", "error"), ("tool_calls", 5), ("abort", "stop")])
+def test_a_later_reason_does_not_hide_that_it_broke_off(reasons: tuple[Any, Any]) -> None:
+    first, last = reasons
+    stream = [FIRST, token("a", 5), token("b", 6, finish_reason=first), chunk(finish_reason=last), USAGE]
+    assert codes(read(stream)[1]) == {"reply_not_finished"}
+
+
+@pytest.mark.parametrize("reasons", [("stop", "tool_calls"), ("stop", "stop"), ("stop", None), ("stop", "")])
+def test_a_reason_that_another_follows(reasons: tuple[Any, Any]) -> None:
+    first, last = reasons
+    assert read([FIRST, token("a", 5), token("b", 6, finish_reason=first), chunk(finish_reason=last), USAGE])[
+        1
+    ].complete
+
+
 def test_one_of_two_choices_broke_off() -> None:
     body = changed(WHOLE, "choices", to=[WHOLE["choices"][0], {**WHOLE["choices"][0], "index": 1}])  # type: ignore[index]
     body["choices"][1]["finish_reason"] = "abort"
@@ -122,6 +137,8 @@ def test_one_of_two_choices_broke_off() -> None:
         changed(WHOLE, "choices", 0, "error", to={"message": "provider failed"}),
         changed(STREAM, 2, "error", to={"message": "out of memory"}),
         changed(STREAM, 1, "choices", 0, "error", to={"code": 502}),
+        changed(STREAM, 2, "choices", 0, "delta", "error", to={"message": "out of memory"}),
+        changed(WHOLE, "choices", 0, "message", "error", to="boom"),
         [*STREAM[:3], {**USAGE, "choices": [], "error": {"message": "late"}}],
         [*STREAM[:2], {"error": {"message": "gone"}}, *STREAM[2:]],
         [*STREAM[:2], {"object": "error", "message": "gone", "code": 500}, *STREAM[2:]],
