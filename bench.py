@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
-
 from capture.command.edge import run
 
+TYPE_CHECKING = False  # typing takes milliseconds in which Ctrl-C is not handled yet
 if TYPE_CHECKING:
+    from typing import NoReturn
+
     import typer
 
 

@@ -9,11 +9,14 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Callable
-from types import FrameType
-from typing import NoReturn
 
 from capture.errors import BenchError
+
+TYPE_CHECKING = False  # typing takes milliseconds in which Ctrl-C is not handled yet
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+    from typing import NoReturn
 
 #: What the machine refuses, as opposed to a path that our own code got wrong.
 _REFUSED = frozenset(
