@@ -14,8 +14,8 @@ PACKAGES = ("capture", "proxy", "sandbox", "train")
 #: The rooms of each package (its files and folders) from the ground up: a room imports rooms before it, none after it.
 FLOORS = {
     "capture": (
-        "errors", "command", "schemas", "surrogates", "tool_calls", "sse", "json", "token_ids", "lock", "assemble",
-        "record", "messages", "unavailable", "engines", "breaks", "sequences", "token_in", "journal",
+        "errors", "command", "schemas", "sse", "json", "token_ids", "lock", "chat", "record", "unavailable", "engines",
+        "breaks", "sequences", "token_in", "journal",
     ),
     "proxy": (
         "errors", "runtime", "sampling", "http", "settings", "env", "dialects", "upstream", "token_in", "sessions",

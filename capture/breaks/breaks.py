@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from capture.breaks.message_compare import says
-from capture.messages import MEANING, canonical_hash, split_system
+from capture.chat.messages import MEANING, canonical_hash, split_system
 from capture.record import Ids
 
 #: cause -> (name for people, what to change)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from capture.breaks.breaks import Break, CallView, TokenDecoder
 from capture.breaks.message_compare import calls_of, first_change, json_equal_texts, one_gap, same_arguments
-from capture.messages import (
+from capture.chat.messages import (
     has_image,
     opens_reasoning,
     reasoning_of,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from capture.breaks.breaks import CallView
-from capture.messages import MEANING, canonical_hash, split_system, text_of
+from capture.chat.messages import MEANING, canonical_hash, split_system, text_of
 
 #: A summary shorter than this (characters) proves nothing when its text turns up again.
 _SUMMARY: int = 40

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from capture.messages import Message, reasoning_of, text_of
+from capture.chat.messages import Message, reasoning_of, text_of
 
 
 def calls_of(message: Message) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ from typing import Any, Final
 import orjson
 
 from capture import json
-from capture.assemble import Assembler, without_ids
+from capture.chat.assemble import Assembler, without_ids
 from capture.engines.answer.answer import Answer
 from capture.engines.answer.choices import prompts_cut
 from capture.engines.answer.fast_chunk import MUTED, Parts, opening, parts

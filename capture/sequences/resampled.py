@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from capture.messages import Message, Relax, canonical_hash
+from capture.chat.messages import Message, Relax, canonical_hash
 
 
 def reply_sent_back(message: Message, replies: Sequence[Message | None]) -> int | None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import orjson
 
-from capture.messages import plain_numbers, without_reasoning
+from capture.chat.messages import plain_numbers, without_reasoning
 from capture.record import Ids
 from capture.token_in.parent import Parent
 

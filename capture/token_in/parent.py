@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 import orjson
 
-from capture.messages import Message, canonical_hash, role_of
+from capture.chat.messages import Message, canonical_hash, role_of
 from capture.record import Ids
 
 #: Fields of a request that shape its prompt besides messages and tools. None is the same as a missing field.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from capture.assemble import stream_of
+from capture.chat.assemble import stream_of
 from capture.engines.reader import Reader
 from capture.sse import Event
 from proxy.calls.reply_bytes import error_text, loads

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from capture.assemble import stream_of
+from capture.chat.assemble import stream_of
 from capture.engines.reader import Reader
 from capture.sse import Event
 from proxy.calls.reply_bytes import KEEP_ALIVE, loads, sse

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from capture.chat.messages import canonical_hash
 from capture.engines.base import Engine
-from capture.messages import canonical_hash
 from capture.record import Ids, TokenCapture
 from capture.token_in.parent import Conversation, PastCall, PastReply
 from proxy.runtime.lru import EACH, BoundedLRU, MemoryBudget

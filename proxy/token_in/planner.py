@@ -15,13 +15,13 @@ from typing import Any
 
 import orjson
 
+from capture.chat.tool_calls import with_call_ids
 from capture.engines.base import Engine
 from capture.engines.reader import Reader
 from capture.engines.wires import CHAT
 from capture.record import Ids, TokenCapture
 from capture.token_in.bridge import NOTHING_TO_BRIDGE, REASONS
 from capture.token_in.parent import Conversation, Parent, parent
-from capture.tool_calls import with_call_ids
 from proxy.errors import NotBridged, UpstreamError
 from proxy.token_in.call_history import CallHistory, past_call
 from proxy.token_in.render import BridgeBuilder, NoBridge, TemplateFacts

@@ -22,7 +22,7 @@ import orjson
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from capture.assemble import Assembler, stream_of, without_ids
+from capture.chat.assemble import Assembler, stream_of, without_ids
 from capture.engines import NAMES, engine
 from capture.engines.reader import Reader
 from capture.engines.request import CaptureOptions

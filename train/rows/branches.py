@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
+from capture.chat.messages import MEANING, canonical_hash
 from capture.journal.call import Call
-from capture.messages import MEANING, canonical_hash
 from capture.sequences.sequences import TRAINABLE_KINDS
 from train.rollouts.chat import answer_of, chat_of, choices_of
 from train.rollouts.messages import Message, NotChat, plain

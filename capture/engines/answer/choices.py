@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from operator import itemgetter
 from typing import Any, Final
 
-from capture.assemble import NESTED, SAMPLED_IDS
+from capture.chat.assemble import NESTED, SAMPLED_IDS
 from capture.record import CLAMPED, ROUNDING, Completion, Ids, are_ids, are_logprobs, is_logprob
 
 _LOGPROB: Final = itemgetter("logprob")

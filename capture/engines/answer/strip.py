@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from capture.assemble import ID_KEYS, NESTED, SAMPLED_IDS, without_ids
+from capture.chat.assemble import ID_KEYS, NESTED, SAMPLED_IDS, without_ids
 
 _WITH_IDS: Final = ID_KEYS | NESTED
 _SAMPLED: Final = (*SAMPLED_IDS, *NESTED)

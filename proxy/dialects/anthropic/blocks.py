@@ -11,8 +11,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from capture.surrogates import SurrogateJoiner
-from capture.tool_calls import ToolCall
+from capture.chat.surrogates import SurrogateJoiner
+from capture.chat.tool_calls import ToolCall
 from proxy.dialects.call_ids import CallIds
 from proxy.dialects.chat import dumps
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from capture.chat.tool_calls import ToolCall, ToolCalls
 from capture.json import objects
-from capture.tool_calls import ToolCall, ToolCalls
 from proxy.dialects.anthropic.blocks import Block, Kind, event, input_of
 from proxy.dialects.anthropic.errors import error_object
 from proxy.dialects.base import ChatRequest, ReplyTranslator

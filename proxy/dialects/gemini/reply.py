@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import orjson
 
+from capture.chat.surrogates import SurrogateJoiner
+from capture.chat.tool_calls import ToolCall, ToolCalls
 from capture.json import objects
-from capture.surrogates import SurrogateJoiner
-from capture.tool_calls import ToolCall, ToolCalls
 from proxy.dialects.base import ChatRequest, ReplyTranslator
 from proxy.dialects.call_ids import CallIds
 from proxy.dialects.chat import Json, arguments_name, as_chunk, dumps, reasoning_of, tool_calls

@@ -11,8 +11,8 @@ import secrets
 import time
 from typing import Any, Final
 
+from capture.chat.tool_calls import ToolCall, ToolCalls
 from capture.json import objects
-from capture.tool_calls import ToolCall, ToolCalls
 from proxy.dialects.base import ChatRequest, ReplyTranslator
 from proxy.dialects.call_ids import CallIds
 from proxy.dialects.chat import Json, arguments_name, as_chunk, count, dumps, reasoning_of, tool_calls

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Final
 
-from capture.surrogates import SurrogateJoiner
+from capture.chat.surrogates import SurrogateJoiner
 from proxy.dialects.chat import Json, dumps
 from proxy.dialects.responses.history import carried
 from proxy.dialects.responses.tools import FreeText, Tool, parsed

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capture.assemble import stream_of
+from capture.chat.assemble import stream_of
 from capture.engines import NAMES, engine
 from capture.engines.reader import Reader
 from capture.engines.request import CaptureOptions

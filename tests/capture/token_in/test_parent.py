@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from capture.messages import canonical_arguments, canonical_hash
+from capture.chat.messages import canonical_arguments, canonical_hash
 from capture.record import Ids
 from capture.token_in.parent import Conversation, Parent, PastCall, PastReply, parent
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capture.assemble import Assembler
+from capture.chat.assemble import Assembler
 from proxy.dialects.anthropic.dialect import AnthropicDialect
 from proxy.dialects.base import ChatRequest, Dialect
 from proxy.dialects.gemini.dialect import GeminiDialect

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capture.assemble import Assembler, stream_of
+from capture.chat.assemble import Assembler, stream_of
 from capture.sequences.purpose import purpose
 from proxy.dialects.anthropic.blocks import input_of
 from proxy.dialects.anthropic.dialect import AnthropicDialect

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from openai.types.chat.completion_create_params import CompletionCreateParams
 from pydantic import TypeAdapter
 
-from capture.assemble import stream_of
+from capture.chat.assemble import stream_of
 from proxy.dialects.base import ChatRequest, ReplyTranslator
 from proxy.dialects.gemini.dialect import GeminiDialect
 from proxy.errors import Refusal

@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 
-from capture.assemble import Assembler, stream_of
+from capture.chat.assemble import Assembler, stream_of
 from proxy.dialects.base import ReplyTranslator
 from proxy.dialects.responses.dialect import ResponsesDialect
 from proxy.dialects.responses.tools import FreeText, as_arguments, free_text

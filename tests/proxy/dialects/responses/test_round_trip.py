@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capture.assemble import Assembler, stream_of
+from capture.chat.assemble import Assembler, stream_of
 from proxy.dialects.responses.dialect import ResponsesDialect
 
 RESPONSES = ResponsesDialect()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from capture.messages import MEANING, Message, Relax, canonical_hash, without_reasoning
+from capture.chat.messages import MEANING, Message, Relax, canonical_hash, without_reasoning
 
 
 def call(arguments: Any = '{"n": 1}', call_id: str | None = "call_1", name: str = "run") -> dict[str, Any]:

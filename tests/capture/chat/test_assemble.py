@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capture.assemble import Assembler, stream_of, without_ids
+from capture.chat.assemble import Assembler, stream_of, without_ids
+from capture.chat.surrogates import SurrogateJoiner
+from capture.chat.tool_calls import ToolCalls
 from capture.engines import engine
 from capture.engines.reader import Reader
 from capture.engines.request import CaptureOptions
 from capture.engines.wires import CHAT
 from capture.sse import EventDecoder
-from capture.surrogates import SurrogateJoiner
-from capture.tool_calls import ToolCalls
 
 
 def assemble(*deltas: dict[str, Any], **choice: Any) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from capture.surrogates import join_pairs
-from capture.tool_calls import ToolCalls, is_absent
+from capture.chat.surrogates import join_pairs
+from capture.chat.tool_calls import ToolCalls, is_absent
 
 #: Where engines, and gateways before them, put ids: these keys, also below these objects.
 SAMPLED_IDS: Final = ("token_ids", "response_token_ids", "completion_token_ids")

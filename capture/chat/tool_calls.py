@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from capture.surrogates import join_pairs
+from capture.chat.surrogates import join_pairs
 
 _MARKS: Final = re.compile(r'\\.?|["{}\[\]]', re.DOTALL)
 
