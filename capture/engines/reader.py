@@ -218,7 +218,8 @@ class Reader(Answer):
             value, strict = json.parse(data)
         except JsonError:
             return None
-        self._lenient = self._lenient or not strict
+        if not strict:  # such chunks go out as Python writes them, which taking a chunk by its parts would not do
+            self._lenient, self._is_regular, self._begins = True, False, None
         return value
 
     def _dumps(self, value: Any, data: bytes) -> bytes:

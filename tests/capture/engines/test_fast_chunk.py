@@ -146,6 +146,14 @@ OPENINGS = st.lists(
 )
 
 
+def test_a_stream_that_is_not_strict_json_is_written_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python escapes DEL, orjson does not; hypothesis found the stream."""
+    minus_infinity = chunk("content", "", "", float("-inf"), [])
+    both_ways(
+        [written(value, False) for value in (minus_infinity, chunk("content", "\x7f", "", 0.0, [1]))], monkeypatch
+    )
+
+
 @settings(max_examples=300, deadline=None)
 @given(OPENINGS, st.lists(st.tuples(CHUNKS, st.booleans(), st.integers(0, 400), st.integers(-1, 255)), max_size=8))
 @pytest.mark.slow
