@@ -37,7 +37,7 @@ def test_a_lock_names_its_process_and_is_gone_after_the_block(lock: Path) -> Non
     ["", " ", "\0" * 40, '{"pi', '{"pid": 12', "[]", "{}", '{"pid": null}', '{"pid": true}', '{"pid": -3}',
      '{"pid": "7"}', '{"pid": 999999999, "host": "elsewhere"}', '{"pid": 999999999}'],
 )  # fmt: skip
-def test_a_lock_whose_process_cannot_be_checked_is_held(lock: Path, content: str) -> None:
+def test_a_lock_whose_process_cannot_be_checked_counts_as_live(lock: Path, content: str) -> None:
     """Another program creates its lock first and writes it then: in between it is empty."""
     lock.write_text(content)
     with pytest.raises(LockHeld), locked(lock):
@@ -109,6 +109,6 @@ def test_of_many_processes_one_gets_the_lock(lock: Path, left: str | None, tmp_p
         assert sorted(lines) == ["held\n", *["refused\n"] * 5]
 
 
-def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LockError, match="cannot be written: No such file"), locked(tmp_path / "no" / "lock"):
         pass

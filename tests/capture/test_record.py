@@ -51,7 +51,7 @@ def test_what_is_no_list_of_ids_is_none(inner: str) -> None:
     text = f"[{inner}]".encode()
     try:
         value = json.loads(text)
-        right = "-" not in inner and all(type(one) is int for one in value)  # -0 is no id
+        right = "-" not in inner and all(type(item) is int for item in value)  # -0 is no id
     except ValueError:
         right = False
     assert (Ids.parse(text) == value) if right else (Ids.parse(text) is None)
@@ -71,19 +71,21 @@ def test_the_largest_id_is_one() -> None:
 
 
 @given(alike, alike)
-def test_text_comparisons_are_those_of_lists(one: list[int], other: list[int]) -> None:
-    a, b = Ids.of(one), Ids.of(other)
-    common = next((n for n, (x, y) in enumerate(zip(one, other, strict=False)) if x != y), min(len(one), len(other)))
+def test_text_comparisons_are_those_of_lists(ours: list[int], theirs: list[int]) -> None:
+    a, b = Ids.of(ours), Ids.of(theirs)
+    common = next(
+        (n for n, (x, y) in enumerate(zip(ours, theirs, strict=False)) if x != y), min(len(ours), len(theirs))
+    )
     assert a.common(b) == common
-    assert a.startswith(b) == (one[: len(other)] == other)
-    assert (a + b).tolist() == one + other
+    assert a.startswith(b) == (ours[: len(theirs)] == theirs)
+    assert (a + b).tolist() == ours + theirs
     if a.startswith(b):
-        assert a.after(b).tolist() == one[len(other) :]
+        assert a.after(b).tolist() == ours[len(theirs) :]
 
 
 @given(alike, st.text(alphabet="0123456789,. -", max_size=6))
 @example([], ",0")
-def test_ids_that_go_on_from_known_ones_are_read_as_if_none_were_known(known: list[int], more: str) -> None:
+def test_ids_that_continue_known_ones_are_read_as_if_none_were_known(known: list[int], more: str) -> None:
     before = Ids.of(known)
     text = b"[" + before.text + more.encode() + b"]"
     alone, after = Ids.parse(text), Ids.parse(text, before)
@@ -106,9 +108,9 @@ def capture(*completions: Completion, prompt: Ids | None = None) -> TokenCapture
     )  # fmt: skip
 
 
-def plain_digest(told: dict[str, Any]) -> str:
+def plain_digest(digested: dict[str, Any]) -> str:
     """The digest as it is defined: of what Python's own json writes."""
-    return "sha256:" + hashlib.sha256(json.dumps(told, separators=(",", ":")).encode()).hexdigest()
+    return "sha256:" + hashlib.sha256(json.dumps(digested, separators=(",", ":")).encode()).hexdigest()
 
 
 #: Any logprob, and those about which writers of JSON differ: below 1e-4.
@@ -158,23 +160,26 @@ def test_alternatives_sum_to_one_at_most(alternatives: list[Any], possible: bool
 
 @given(ids, st.lists(st.lists(logprobs, max_size=8), min_size=1, max_size=3))
 def test_a_digest_is_that_of_pythons_json(prompt: list[int], sampled: list[list[float]]) -> None:
-    choices = [Completion(n, Ids.of(range(len(one))), None, one) for n, one in enumerate(sampled)]
+    choices = [Completion(n, Ids.of(range(len(values))), None, values) for n, values in enumerate(sampled)]
     made = capture(*choices, prompt=Ids.of(prompt))
-    told = {
+    digested = {
         "prompt_token_ids": prompt,
         "completions": [
-            {"index": n, "token_ids": list(range(len(one))), "logprobs": [float(value) for value in one]}
-            for n, one in enumerate(sampled)
+            {"index": n, "token_ids": list(range(len(values))), "logprobs": [float(value) for value in values]}
+            for n, values in enumerate(sampled)
         ],
     }
-    assert made.complete and made.digest == plain_digest(told) == made.compute_digest()
+    assert made.complete and made.digest == plain_digest(digested) == made.compute_digest()
 
 
 def test_a_whole_capture_is_complete_and_has_a_digest_that_json_can_repeat() -> None:
     made = capture(Completion(0, Ids.of([5, 6]), ["a", "b"], [-0.5, -1e-05]), prompt=Ids.of([1, 2]))
     assert made.complete
-    told = {"prompt_token_ids": [1, 2], "completions": [{"index": 0, "token_ids": [5, 6], "logprobs": [-0.5, -1e-05]}]}
-    assert made.digest == plain_digest(told)
+    digested = {
+        "prompt_token_ids": [1, 2],
+        "completions": [{"index": 0, "token_ids": [5, 6], "logprobs": [-0.5, -1e-05]}],
+    }
+    assert made.digest == plain_digest(digested)
     again = TokenCapture.from_json(orjson.loads(orjson.dumps(made.to_json())))
     assert again.complete and again.digest == made.digest == again.compute_digest()
 

@@ -32,7 +32,7 @@ def tool(**fields: Any) -> dict[str, Any]:
     return {"tool_calls": [fields]}
 
 
-def test_a_tool_call_without_index_opens_by_id_and_goes_on_without() -> None:
+def test_a_tool_call_without_index_opens_by_id_and_continues_without() -> None:
     message = assemble(
         tool(id="a", function={"name": "f", "arguments": '{"x'}),
         tool(function={"arguments": '": 1}'}),
@@ -55,8 +55,8 @@ def test_interleaved_fragments_are_merged_by_index() -> None:
     assert [t["function"]["arguments"] for t in message["tool_calls"]] == ["13", "2"]
 
 
-def test_calls_that_all_come_as_index_0_are_told_apart_by_id_and_name() -> None:
-    """Some hosted APIs; their fragments without an id go on with the last."""
+def test_calls_that_all_come_as_index_0_are_separated_by_id_and_name() -> None:
+    """Some hosted APIs; their fragments without an id continue the last one."""
     message = assemble(
         tool(index=0, id="a", function={"name": "f", "arguments": "{}"}),
         tool(index=0, id="b", function={"name": "g", "arguments": "{"}),
@@ -90,12 +90,12 @@ def test_a_name_that_every_fragment_repeats_is_one_name() -> None:
     assert message["tool_calls"][0]["function"] == {"name": "write", "arguments": "{}"}
 
 
-def test_reasoning_is_kept_under_the_name_it_came_by() -> None:
+def test_reasoning_stays_under_the_name_it_came_by() -> None:
     message = assemble({"reasoning_content": "a"}, {"reasoning_content": "b"}, {"reasoning": "c"}, {"content": "d"})
     assert (message["reasoning_content"], message["reasoning"], message["content"]) == ("ab", "c", "d")
 
 
-def test_a_refusal_and_a_legacy_function_call_are_kept() -> None:
+def test_a_refusal_and_a_legacy_function_call_stay_in_the_message() -> None:
     message = assemble(
         {"refusal": "no"}, {"function_call": {"name": "f", "arguments": "{"}}, {"function_call": {"arguments": "}"}}
     )
@@ -112,7 +112,7 @@ def test_a_finish_reason_in_the_last_but_one_chunk_and_a_usage_only_chunk() -> N
     assert body["usage"] == {"completion_tokens": 1} and body["object"] == "chat.completion"
 
 
-def test_an_error_in_the_stream_stands_beside_what_had_come() -> None:
+def test_an_error_in_the_stream_is_beside_what_had_come() -> None:
     for error in ({"error": {"message": "boom"}}, {"object": "error", "message": "boom"}):
         made = Assembler()
         made.add({"choices": [{"index": 0, "delta": {"content": "a"}}]})
@@ -227,7 +227,9 @@ def test_a_body_streamed_cut_anywhere_and_assembled_is_the_body(
 
 def calls_of(*fragments: Any) -> list[tuple[Any, Any, Any]]:
     """Id, name and arguments of the calls that these deltas' `tool_calls` make."""
-    message = assemble(*({"tool_calls": one if isinstance(one, list) else [one]} for one in fragments))
+    message = assemble(
+        *({"tool_calls": fragment if isinstance(fragment, list) else [fragment]} for fragment in fragments)
+    )
     return [(c["id"], c["function"].get("name"), c["function"]["arguments"]) for c in message["tool_calls"]]
 
 
@@ -258,7 +260,7 @@ def test_an_empty_value_replaces_nothing_that_came_before(empty: str | None) -> 
     }
 
 
-def test_calls_without_ids_under_one_index_are_told_apart_by_name_and_by_whole_arguments() -> None:
+def test_calls_without_ids_under_one_index_are_separated_by_name_and_by_whole_arguments() -> None:
     for missing in ({}, {"id": None}, {"id": ""}):
         assert [call[1:] for call in calls_of(
             fragment("f", '{"a":', index=0, **missing), fragment(None, "1}", index=0, **missing),

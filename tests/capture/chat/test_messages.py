@@ -16,7 +16,7 @@ def call(arguments: Any = '{"n": 1}', call_id: str | None = "call_1", name: str 
     ]}  # fmt: skip
 
 
-def said(content: Any, role: str = "assistant", **more: Any) -> dict[str, Any]:
+def message(content: Any, role: str = "assistant", **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
 
@@ -28,47 +28,53 @@ SAME = {
     "no arguments": (call("{}"), call("")),
     "arguments that are null": (call("{}"), call(None)),
     "cut arguments": (call('{"n": '), call(' {"n":')),
-    "one part and a string": (said("hello"), said([{"type": "text", "text": "hello"}])),
-    "parts and lines": (said("a\nb"), said([{"type": "text", "text": "a"}, {"type": "output_text", "text": "b"}])),
-    "a part with a cache mark": (
-        said("hello", "user"),
-        said([{"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}], "user"),
+    "one part and a string": (message("hello"), message([{"type": "text", "text": "hello"}])),
+    "parts and lines": (
+        message("a\nb"),
+        message([{"type": "text", "text": "a"}, {"type": "output_text", "text": "b"}]),
     ),
-    "developer and system": (said("Be brief.", "developer"), said("Be brief.", "system")),
-    "function and tool": (said("3", "function"), said("3", "tool")),
-    "null and empty": (said(None), said("")),
-    "ends of lines": (said("a  \nb"), said(" a\r\nb\n")),
-    "reasoning in a field": (said("4", reasoning_content="2 + 2"), said("4")),
-    "reasoning in the text": (said("<think>\n2 + 2\n</think>\n\n4"), said("4")),
-    "reasoning that the template opened": (said("2 + 2</think>4"), said("4")),
-    "reasoning in a part": (said([{"type": "thinking", "thinking": "2"}, {"type": "text", "text": "4"}]), said("4")),
-    "tags in capitals": (said("<Think>2 + 2</THINK> 4"), said("4")),
+    "a part with a cache mark": (
+        message("hello", "user"),
+        message([{"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}], "user"),
+    ),
+    "developer and system": (message("Be brief.", "developer"), message("Be brief.", "system")),
+    "function and tool": (message("3", "function"), message("3", "tool")),
+    "null and empty": (message(None), message("")),
+    "ends of lines": (message("a  \nb"), message(" a\r\nb\n")),
+    "reasoning in a field": (message("4", reasoning_content="2 + 2"), message("4")),
+    "reasoning in the text": (message("<think>\n2 + 2\n</think>\n\n4"), message("4")),
+    "reasoning that the template opened": (message("2 + 2</think>4"), message("4")),
+    "reasoning in a part": (
+        message([{"type": "thinking", "thinking": "2"}, {"type": "text", "text": "4"}]),
+        message("4"),
+    ),
+    "tags in capitals": (message("<Think>2 + 2</THINK> 4"), message("4")),
 }
 MEANING_ONLY = {
-    "double spaces": (said("a  b"), said("a b")),
-    "indentation": (said("def f():\n    return 1"), said("def f():\n  return 1")),
-    "parts joined otherwise": (said([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]), said("a b")),
+    "double spaces": (message("a  b"), message("a b")),
+    "indentation": (message("def f():\n    return 1"), message("def f():\n  return 1")),
+    "parts joined otherwise": (message([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]), message("a b")),
     "differing call ids": (call(call_id="call_1"), call(call_id="toolu_9")),
     "a call without its id": (call(call_id="call_1"), call(call_id=None)),
-    "the id of a result": (said("3", "tool", tool_call_id="call_1"), said("3", "tool", tool_call_id="call_2")),
+    "the id of a result": (message("3", "tool", tool_call_id="call_1"), message("3", "tool", tool_call_id="call_2")),
 }
 OTHER = {
-    "an unclosed block is text": (said("<think>2 + 2"), said("")),
-    "another unclosed block": (said("<think>2 + 2"), said("<think>3 + 3")),
+    "an unclosed block is text": (message("<think>2 + 2"), message("")),
+    "another unclosed block": (message("<think>2 + 2"), message("<think>3 + 3")),
     "the type of a number": (call('{"n": 1}'), call('{"n": true}')),
     "a number and a text": (call('{"n": 1}'), call('{"n": "1"}')),
     "spaces in an argument": (call('{"n": "a"}'), call('{"n": "a "}')),
     "another big number": (call('{"n": 9007199254740993}'), call('{"n": 9007199254740992}')),
     "another tool": (call(name="run"), call(name="exec")),
-    "a call and its words": (call(), said('run {"n": 1}')),
+    "a call and its words": (call(), message('run {"n": 1}')),
     "a call more": (call(), {**call(), "tool_calls": call()["tool_calls"] * 2}),
-    "another role": (said("a", "user"), said("a", "system")),
-    "tags of a user": (said("<think>a</think>b", "user"), said("b", "user")),
+    "another role": (message("a", "user"), message("a", "system")),
+    "tags of a user": (message("<think>a</think>b", "user"), message("b", "user")),
     "another image": (
-        said([{"type": "image_url", "image_url": {"url": "a"}}], "user"),
-        said([{"type": "image_url", "image_url": {"url": "b"}}], "user"),
+        message([{"type": "image_url", "image_url": {"url": "a"}}], "user"),
+        message([{"type": "image_url", "image_url": {"url": "b"}}], "user"),
     ),
-    "another name": (said("a", "user", name="Ann"), said("a", "user", name="Bob")),
+    "another name": (message("a", "user", name="Ann"), message("a", "user", name="Bob")),
 }
 
 
@@ -98,15 +104,15 @@ def test_another_message(pair: tuple[Message, Message], relax: Relax) -> None:
     "message",
     [
         {},
-        said(3),
-        said({"a": "\ud800"}),
-        said([{"type": ["image"], "text": 3}, 3, None]),
+        message(3),
+        message({"a": "\ud800"}),
+        message([{"type": ["image"], "text": 3}, 3, None]),
         {"role": "assistant", "tool_calls": "run"},
         {
             "role": "assistant",
             "tool_calls": [None, 3, {"function": "x"}, {"function": {"name": ["a"], "arguments": 3}}],
         },
-        said("a", "tool", tool_call_id=["x"], name={"a": 1}),
+        message("a", "tool", tool_call_id=["x"], name={"a": 1}),
         call("[" * 5000 + "]" * 5000),
         call("[" * 800 + "1.0" + "]" * 800),
     ],

@@ -54,9 +54,9 @@ WHOLE = {
 
 def read(body: dict[str, Any] | list[Any], name: str = "vllm", **request: Any) -> tuple[Reader, TokenCapture]:
     """A stream (a list of chunks, or `(event name, chunk)`) or a whole answer, as an engine's reader takes it."""
-    one = engine(name)
+    adapter = engine(name)
     request = {"stream": isinstance(body, list), **request}
-    reader = Reader(one, CHAT, request, one.ask(CHAT, request, CaptureOptions()))
+    reader = Reader(adapter, CHAT, request, adapter.ask(CHAT, request, CaptureOptions()))
     for item in body if isinstance(body, list) else ():
         event, data = item if isinstance(item, tuple) else (None, item)
         reader.event(data if isinstance(data, bytes) else json.dumps(data).encode(), event)

@@ -25,16 +25,16 @@ def read(
     answer: Any, *, name: str = "vllm", wire: str = CHAT, wants: CaptureOptions | None = None, **request: Any
 ) -> tuple[Reader, TokenCapture, Any]:
     """An unstreamed answer read by an engine's reader: the reader, the capture, and what the agent gets."""
-    one = engine(name)
-    reader = Reader(one, wire, request, one.ask(wire, request, wants or CaptureOptions()))
+    adapter = engine(name)
+    reader = Reader(adapter, wire, request, adapter.ask(wire, request, wants or CaptureOptions()))
     given = json.loads(reader.body(json.dumps(answer).encode()))
     return reader, reader.capture("ok", status=200), given
 
 
 def streamed(chunks: list[Any], *, name: str = "vllm", **request: Any) -> tuple[TokenCapture, list[Any]]:
-    one = engine(name)
+    adapter = engine(name)
     body = {"stream": True, **request}
-    reader = Reader(one, CHAT, body, one.ask(CHAT, body, CaptureOptions()))
+    reader = Reader(adapter, CHAT, body, adapter.ask(CHAT, body, CaptureOptions()))
     seen = [reader.event(json.dumps(chunk).encode()) for chunk in chunks]
     return reader.capture("ok", status=200), [json.loads(data) for data in seen if data is not None]
 
@@ -111,7 +111,7 @@ def test_fewer_choices_than_asked_for_are_missed() -> None:
     assert codes(capture) == {"completion_token_ids": "choices_missing", "logprobs": "choices_missing"}
 
 
-def test_no_sentinel_stands_for_a_logprob_nobody_has() -> None:
+def test_no_sentinel_replaces_a_missing_logprob() -> None:
     _, capture, _ = read(answer(choice=entries(-0.5, -9999.0)))
     assert capture.completions[0].logprobs == [-0.5, None]
 
@@ -201,8 +201,8 @@ def test_a_step_without_text_reaches_an_agent_that_asked_for_what_it_has() -> No
 
 
 def test_kimis_prompt_count_is_three_low_and_nothing_else_is_forgiven() -> None:
-    for told, complete in ((3, True), (0, True), (2, False), (4, False)):
-        usage = {"prompt_tokens": told, "completion_tokens": 2}
+    for prompt_tokens, complete in ((3, True), (0, True), (2, False), (4, False)):
+        usage = {"prompt_tokens": prompt_tokens, "completion_tokens": 2}
         assert read(answer(usage=usage), name="sglang", model="moonshotai/Kimi-K3")[1].complete is complete
     assert not read(answer(usage={"prompt_tokens": 0, "completion_tokens": 2}), name="sglang", model="m")[1].complete
 
@@ -316,7 +316,7 @@ def test_echo_with_no_tokens_asked_for_is_never_complete() -> None:
         (COMPLETIONS, {"prompt": "a", "echo": True}, "echo_prompt_logprobs_mixed"),
     ],
 )
-def test_what_cannot_be_asked_for_is_said_before_the_call(wire: str, request_body: Any, code: str) -> None:
+def test_what_cannot_be_requested_is_reported_before_the_call(wire: str, request_body: Any, code: str) -> None:
     ask = engine("vllm").ask(wire, request_body, CaptureOptions())
     assert set(ask.unavailable) == set(FIELDS) and {reason.code for reason in ask.unavailable.values()} == {code}
     assert "return_token_ids" not in ask.injected
@@ -336,7 +336,7 @@ def test_logprobs_asked_for_in_pydantics_ways_are_the_agents(true: Any) -> None:
     assert capture.complete and given["choices"][0]["logprobs"] is not None
 
 
-def test_an_agents_own_alternatives_are_kept_and_recorded() -> None:
+def test_an_agents_own_alternatives_are_returned_and_recorded() -> None:
     ask = engine("vllm").ask(CHAT, {"logprobs": True, "top_logprobs": 3}, CaptureOptions(top_logprobs=7))
     assert ask.body["top_logprobs"] == 3 and ask.requested["top_logprobs"] == 3
     ask = engine("vllm").ask(COMPLETIONS, {"prompt": "a", "logprobs": 2}, CaptureOptions(top_logprobs=7))
@@ -423,8 +423,8 @@ def test_a_large_prompt_is_taken_out_within_five_milliseconds() -> None:
     ).encode()
     best = 1.0
     for _ in range(7):
-        one = engine("vllm")
-        reader = Reader(one, CHAT, {"stream": True}, one.ask(CHAT, {"stream": True}, CaptureOptions()))
+        vllm = engine("vllm")
+        reader = Reader(vllm, CHAT, {"stream": True}, vllm.ask(CHAT, {"stream": True}, CaptureOptions()))
         began = time.perf_counter()
         given = reader.event(data)
         best = min(best, time.perf_counter() - began)
@@ -435,24 +435,24 @@ def test_a_large_prompt_is_taken_out_within_five_milliseconds() -> None:
 
 
 def test_errors_in_a_stream_and_in_a_whole_answer_fail_the_call_and_go_to_the_agent() -> None:
-    one = engine("vllm")
+    vllm = engine("vllm")
     for error in ({"error": {"message": "boom"}}, {"object": "error", "message": "boom"},
                   {"choices": [], "error": {"message": "boom"}}):  # fmt: skip
         data = json.dumps(error).encode()
-        reader = Reader(one, CHAT, {"stream": True}, one.ask(CHAT, {"stream": True}, CaptureOptions()))
+        reader = Reader(vllm, CHAT, {"stream": True}, vllm.ask(CHAT, {"stream": True}, CaptureOptions()))
         reader.event(json.dumps({"choices": [{"index": 0, "delta": {"content": "a"}}]}).encode())
         assert reader.event(data) is data and reader.error == error
         assert "boom" in json.dumps(reader.assembled()) and '"a"' in json.dumps(reader.assembled())
         assert set(codes(reader.capture("truncated", status=200)).values()) == {"stream_error"}
-        whole = Reader(one, CHAT, {}, one.ask(CHAT, {}, CaptureOptions()))
+        whole = Reader(vllm, CHAT, {}, vllm.ask(CHAT, {}, CaptureOptions()))
         whole.body(data)
         assert set(codes(whole.capture("ok", status=200)).values()) == {"stream_error"}
 
 
 @pytest.mark.parametrize(("name", "lost"), [("vllm", "stream_aborted"), ("sglang", "ids_lost_stream_aborted")])
 def test_a_stream_that_the_agent_left_keeps_what_had_come(name: str, lost: str) -> None:
-    one = engine(name)
-    reader = Reader(one, CHAT, {"stream": True}, one.ask(CHAT, {"stream": True}, CaptureOptions()))
+    adapter = engine(name)
+    reader = Reader(adapter, CHAT, {"stream": True}, adapter.ask(CHAT, {"stream": True}, CaptureOptions()))
     step = {"index": 0, "delta": {"content": "a"}, **entries(-0.5)}
     if name == "vllm":
         step["token_ids"] = [7]
@@ -460,33 +460,33 @@ def test_a_stream_that_the_agent_left_keeps_what_had_come(name: str, lost: str) 
     capture = reader.capture("aborted", status=200)
     assert capture.completions[0].logprobs == [-0.5]
     assert codes(capture) == {"completion_token_ids": lost, "logprobs": "stream_aborted", "prompt_token_ids": lost}
-    assert {one.reason for one in capture.unavailable.values()} == {"request_failed"}
+    assert {absence.reason for absence in capture.unavailable.values()} == {"request_failed"}
 
 
 def test_a_refused_call_has_no_tokens() -> None:
-    one = engine("vllm")
-    reader = Reader(one, CHAT, {}, one.ask(CHAT, {}, CaptureOptions()))
+    vllm = engine("vllm")
+    reader = Reader(vllm, CHAT, {}, vllm.ask(CHAT, {}, CaptureOptions()))
     capture = reader.capture("error", status=503)
     assert set(codes(capture).values()) == {"upstream_http_error"}
     assert "503" in capture.unavailable["logprobs"].detail
 
 
 def test_another_api_is_asked_nothing_and_loses_nothing() -> None:
-    one = engine("other")
+    other = engine("other")
     body = {"stream": True, "logprobs": True}
-    reader = Reader(one, CHAT, body, one.ask(CHAT, body, CaptureOptions()))
+    reader = Reader(other, CHAT, body, other.ask(CHAT, body, CaptureOptions()))
     for chunk in ({"choices": [{"index": 0, "delta": {}}]}, {"choices": [], "usage": {"completion_tokens": 1}}):
         data = json.dumps(chunk).encode()
         assert reader.event(data) is data
     capture = reader.capture("ok", status=200)
-    assert {(one.reason, one.code) for one in capture.unavailable.values()} == {
+    assert {(absence.reason, absence.code) for absence in capture.unavailable.values()} == {
         ("provider_api_unsupported", "engine_unsupported")
     }
 
 
 def test_an_event_that_is_no_json_costs_nothing_where_the_counts_agree() -> None:
-    one = engine("vllm")
-    reader = Reader(one, CHAT, {"stream": True}, one.ask(CHAT, {"stream": True}, CaptureOptions()))
+    vllm = engine("vllm")
+    reader = Reader(vllm, CHAT, {"stream": True}, vllm.ask(CHAT, {"stream": True}, CaptureOptions()))
     end = {"index": 0, "delta": {"content": "a"}, "token_ids": [7], "finish_reason": "stop", **entries(-0.5)}
     usage = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}
     assert reader.event(b"ping") == b"ping"
@@ -497,8 +497,8 @@ def test_an_event_that_is_no_json_costs_nothing_where_the_counts_agree() -> None
 
 @pytest.mark.parametrize("odd", [b'"\\ud83d"', b"NaN", b"-Infinity"])
 def test_json_that_only_python_writes_goes_out_as_it_came(odd: bytes) -> None:
-    one = engine("vllm")
-    reader = Reader(one, CHAT, {}, one.ask(CHAT, {}, CaptureOptions()))
+    vllm = engine("vllm")
+    reader = Reader(vllm, CHAT, {}, vllm.ask(CHAT, {}, CaptureOptions()))
     data = b'{"choices":[{"index":0,"message":{"content":"a"},"odd":' + odd + b',"token_ids":[1]}]}'
     assert reader.body(data) == data.replace(b"[1]", b"null")
 
@@ -513,24 +513,24 @@ def test_a_count_beside_a_choice_is_taken_out_and_the_choice_is_not() -> None:
 
 
 def test_a_call_is_finished_when_every_choice_is() -> None:
-    one = engine("vllm")
+    vllm = engine("vllm")
     body = {"stream": True, "n": 2}
-    reader = Reader(one, CHAT, body, one.ask(CHAT, body, CaptureOptions()))
+    reader = Reader(vllm, CHAT, body, vllm.ask(CHAT, body, CaptureOptions()))
     for index, finished in ((0, False), (0, False), (1, True)):
         reader.event(json.dumps({"choices": [{"index": index, "delta": {}, "finish_reason": "stop"}]}).encode())
         assert reader.finished is finished
 
 
 def test_unreadable_events_are_passed_on_and_noted() -> None:
-    one = engine("vllm")
-    reader = Reader(one, CHAT, {"stream": True}, one.ask(CHAT, {"stream": True}, CaptureOptions()))
+    vllm = engine("vllm")
+    reader = Reader(vllm, CHAT, {"stream": True}, vllm.ask(CHAT, {"stream": True}, CaptureOptions()))
     for data in (b"{broken", b'"text"', b"[1]", b"\xff\xfe", b""):
         assert reader.event(data) is data
     capture = reader.capture("ok", status=200)
     assert not capture.complete and "answer_unreadable" in codes(capture).values()
 
 
-def test_engines_are_told_apart() -> None:
+def test_engines_are_detected() -> None:
     assert detect({"/version": {"version": "0.32.0"}}) == ("vllm", "0.32.0")
     assert detect({"/version": None, "/get_model_info": {"model_path": "m"}}) is None, "one more question"
     sglang = {"/get_model_info": {"model_path": "m"}, "/server_info": {"version": "0.5.23"}}
@@ -556,7 +556,7 @@ def test_an_engine_is_named_in_its_own_file_only() -> None:
 
 
 def test_sampling_defaults_are_known_where_the_engine_says_them() -> None:
-    """`/server_info` as SGLang 0.5.23 answers it, `/props` as llama.cpp does; a model's own file nobody tells."""
+    """`/server_info` as SGLang 0.5.23 answers it, `/props` as llama.cpp does; no engine reports a model's own file."""
     sglang, llamacpp = engine("sglang"), engine("llamacpp")
     assert sglang.sampling_defaults({"/server_info": {"version": "0.5.23", "sampling_defaults": "model"}}) is None
     own = sglang.sampling_defaults({"/server_info": {"version": "0.5.23", "sampling_defaults": "openai"}})

@@ -29,7 +29,7 @@ BODY = {"model": "my-policy", "messages": [{"role": "user", "content": "Name two
 HEAD = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1795962789, "model": "my-policy"}
 
 
-def told(events: list[bytes], body: dict[str, Any]) -> tuple[Any, ...]:
+def relayed(events: list[bytes], body: dict[str, Any]) -> tuple[Any, ...]:
     vllm = engine("vllm")
     reader: Reader = Reader(vllm, CHAT, body, vllm.ask(CHAT, body, CaptureOptions()))
     out = [reader.event(data) for data in events]
@@ -37,7 +37,7 @@ def told(events: list[bytes], body: dict[str, Any]) -> tuple[Any, ...]:
     return out, reader.capture("ok", status=200), reader.assembled(), reader.finished
 
 
-def heard(events: list[bytes], body: dict[str, Any]) -> tuple[Any, ...]:
+def translated(events: list[bytes], body: dict[str, Any]) -> tuple[Any, ...]:
     """What a dialect hears of the same stream: it takes these fields and no other."""
     vllm = engine("vllm")
     reader: Reader = Reader(vllm, CHAT, body, vllm.ask(CHAT, body, CaptureOptions()))
@@ -52,29 +52,29 @@ def heard(events: list[bytes], body: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def both_ways(events: list[bytes], monkeypatch: pytest.MonkeyPatch, body: dict[str, Any] = BODY) -> None:
-    by_parts, by_ear = told(events, body), heard(events, body)
+    by_event, by_chunk = relayed(events, body), translated(events, body)
     with monkeypatch.context() as patch:
         patch.setattr(readers, "opening", lambda data: None)
-        assert by_parts == told(events, body)
-        assert by_ear == heard(events, body)
+        assert by_event == relayed(events, body)
+        assert by_chunk == translated(events, body)
 
 
 @pytest.mark.parametrize("name", STREAMS)
 @pytest.mark.parametrize("asked", [{}, {"logprobs": True}, {"return_token_ids": True}, {"n": 2}])
 def test_recorded_streams(name: str, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     data = (VLLM / name).read_bytes()
-    events = [one.data for one in EventDecoder().feed(data) if one.data and one.data != b"[DONE]"]
+    events = [event.data for event in EventDecoder().feed(data) if event.data and event.data != b"[DONE]"]
     assert events
     both_ways(events, monkeypatch, {**BODY, **asked})
 
 
 def test_a_count_that_comes_before_the_text_is_read_in_every_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not vLLM's order. A beginning that holds a count is none that chunks may be read without."""
+    """Not vLLM's order. A count in the opening means that every chunk must be read whole."""
     events = []
     for count in (1, 1, 2, 1):
-        one = chunk("content", "a", "a", -0.5, [7])
-        choices = one.pop("choices")
-        events.append(written({**one, "usage": {"completion_tokens": count}, "choices": choices}, False))
+        record = chunk("content", "a", "a", -0.5, [7])
+        choices = record.pop("choices")
+        events.append(written({**record, "usage": {"completion_tokens": count}, "choices": choices}, False))
     both_ways(events, monkeypatch, {**BODY, "stream_options": {"include_usage": True}})
 
 
@@ -83,7 +83,7 @@ def test_a_dialect_hears_of_a_regular_chunk_its_text_alone() -> None:
     reader: Reader = Reader(vllm, CHAT, BODY, vllm.ask(CHAT, BODY, CaptureOptions()))
     events = EventDecoder().feed((VLLM / "chat-plain-length-stream.body").read_bytes())
     given = [reader.chunk(event.data) for event in events if event.data and event.data != b"[DONE]"]
-    short = [one for one in given if one is not None and set(one) == {"choices"}]
+    short = [chunk for chunk in given if chunk is not None and set(chunk) == {"choices"}]
     assert len(short) == len(given) - 2  # all but the role and the count
     assert short[0]["choices"] == [{"index": 0, "delta": {"content": "The"}, "finish_reason": None}]
     last = {"index": 0, "delta": {"content": ":"}, "finish_reason": "length", "stop_reason": None}
@@ -99,7 +99,7 @@ def test_a_dialect_hears_of_a_regular_chunk_its_text_alone() -> None:
     ],
 )
 def test_the_chunks_of_vllm_are_regular(name: str, others: int) -> None:
-    events = [one.data for one in EventDecoder().feed((VLLM / name).read_bytes()) if one.data]
+    events = [event.data for event in EventDecoder().feed((VLLM / name).read_bytes()) if event.data]
     found = [event for event in events if (begins := opening(event)) is not None and parts(event, begins) is not None]
     assert len(found) == len(events) - others
 
@@ -134,7 +134,7 @@ CHUNKS = st.builds(
         [(None,)] * 9 + [("stop", None), ("stop", 2), ("length", "\n\u2028"), ("stop", -1), ("",), ("x", 0.5)]
     ),
 )
-#: What a stream opens with, of which the chunks that follow learn what they begin with; or nothing.
+#: What a stream opens with, from which the reader learns how later chunks start; or nothing.
 OPENINGS = st.lists(
     st.sampled_from(
         [
@@ -159,9 +159,9 @@ def test_a_stream_that_is_not_strict_json_is_written_one_way(monkeypatch: pytest
 @pytest.mark.slow
 def test_streams_of_any_making(opens: list[Any], chunks: list[tuple[dict[str, Any], bool, int, int]]) -> None:
     """Written with and without escapes, and some with a byte changed: the two ways never differ."""
-    events = [written(one, False) for one in opens]
-    for one, ascii_only, place, byte in chunks:
-        data = bytearray(written(one, ascii_only))
+    events = [written(chunk, False) for chunk in opens]
+    for chunk, ascii_only, place, byte in chunks:
+        data = bytearray(written(chunk, ascii_only))
         if byte >= 0:
             data[place % len(data)] = byte
         events.append(bytes(data))
@@ -190,11 +190,11 @@ def test_long_prompts_are_cut_out_or_parsed_to_the_same(
     ]  # fmt: skip
     body = {**BODY, **asked, **more}
     for chunks in streams:
-        events = [written(one, False) for one in (*chunks, {**HEAD, "choices": [], **counted})]
-        cut = told(events, body)
+        events = [written(chunk, False) for chunk in (*chunks, {**HEAD, "choices": [], **counted})]
+        cut = relayed(events, body)
         with monkeypatch.context() as patch:
             patch.setattr(readers, "_PROMPT_KEYS", ())
-            assert cut == told(events, body)
+            assert cut == relayed(events, body)
     unstreamed = {**body, "stream": False}
     message = {"role": "assistant", "content": "a"}
     whole = written(
@@ -246,11 +246,11 @@ def test_ids_that_are_no_prompts_stay_where_they_are() -> None:
     strange = {"prompt_token_ids": list(range(9000)), "input_ids": [1, 2]}
     vllm = engine("vllm")
     body = {**BODY, "stream": False}
-    for told in ({}, {"prompt_token_ids": [5, 6]}, {"prompt_token_ids": strange["prompt_token_ids"]}):
+    for prompt_field in ({}, {"prompt_token_ids": [5, 6]}, {"prompt_token_ids": strange["prompt_token_ids"]}):
         reader: Reader = Reader(vllm, CHAT, body, vllm.ask(CHAT, body, CaptureOptions()))
         choice = {**record, "logprobs": {"content": [entry]}}
-        whole = {**HEAD, "choices": [choice], "kv_transfer_params": strange, **told}
+        whole = {**HEAD, "choices": [choice], "kv_transfer_params": strange, **prompt_field}
         given = json.loads(reader.body(written(whole, False)))
         assert given["kv_transfer_params"] == strange and given.get("prompt_token_ids") is None
         assert reader.assembled()["kv_transfer_params"] == strange
-        assert reader.sampled.prompt == told.get("prompt_token_ids")
+        assert reader.sampled.prompt == prompt_field.get("prompt_token_ids")

@@ -57,9 +57,9 @@ HOSTILE = st.recursive(
 def test_no_answer_however_wrong_is_an_exception(
     chunks: list[Any], name: str, wire: str, request_body: dict[str, Any]
 ) -> None:
-    one = engine(name)
+    adapter = engine(name)
     for whole in (False, True):
-        reader = Reader(one, wire, request_body, one.ask(wire, request_body, CaptureOptions(top_logprobs=2)))
+        reader = Reader(adapter, wire, request_body, adapter.ask(wire, request_body, CaptureOptions(top_logprobs=2)))
         for chunk in chunks:
             data = json.dumps(chunk).encode()
             given = reader.body(data) if whole else reader.event(data)

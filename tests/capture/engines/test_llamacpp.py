@@ -32,12 +32,12 @@ def spelled(choice: dict[str, Any], token: str) -> dict[str, Any]:
 
 def asked_llama(choices: list[Any], count: int, **request: Any) -> tuple[TokenCapture, list[str], Any]:
     """A llama.cpp call with its side questions answered: the capture, the routes asked, what the agent gets."""
-    one = engine("llamacpp")
+    llamacpp = engine("llamacpp")
     body = {"messages": [{"role": "user", "content": "hi"}], **request}
-    reader = Reader(one, CHAT, body, one.ask(CHAT, body, CaptureOptions()))
+    reader = Reader(llamacpp, CHAT, body, llamacpp.ask(CHAT, body, CaptureOptions()))
     answers = iter([{"prompt": "<s>hi"}, {"tokens": PROMPT}])
     asked: list[str] = []
-    questions = one.follow_ups(reader)
+    questions = llamacpp.follow_ups(reader)
     if questions is not None:
         try:
             asked.append(next(questions)[0])
@@ -63,7 +63,7 @@ def test_llamacpp_counts_one_choice_of_n() -> None:
     assert not asked_llama([llama(2), llama(5, index=1)], 3, n=2)[0].complete
 
 
-def test_llamacpp_loses_the_token_that_completes_a_stop_string_and_it_is_said() -> None:
+def test_llamacpp_loses_the_token_that_completes_a_stop_string_and_reports_it() -> None:
     capture, _, _ = asked_llama([llama(3)], 4, stop=["x"])
     assert codes(capture) == {"completion_token_ids": "stop_token_not_returned"}
 
@@ -77,7 +77,7 @@ def test_llamacpp_choices_that_a_stop_string_may_have_cut_cannot_be_checked() ->
     assert codes(asked_llama(cut, 3, n=2, max_tokens=4)[0]) == {"completion_token_ids": "choice_not_counted"}
 
 
-def test_llamacpp_gives_one_entry_for_a_character_of_several_tokens_and_it_is_said() -> None:
+def test_llamacpp_gives_one_entry_for_a_character_of_several_tokens_and_reports_it() -> None:
     """As seen on xllamacpp 2026.10: a fox is four tokens, and one entry with the last one's id."""
     entry = spelled(llama(3), "🦊")
     capture, _, _ = asked_llama([entry], 6)
@@ -93,12 +93,12 @@ def test_llamacpp_choices_that_hold_such_a_character_cannot_be_checked() -> None
 
 
 def test_llamacpp_without_its_side_routes_or_with_an_image_says_so() -> None:
-    one = engine("llamacpp")
+    llamacpp = engine("llamacpp")
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
     for messages, code in (([{"role": "user", "content": "x"}], "prompt_route_missing"), (image, "prompt_has_media")):
         body = {"messages": messages}
-        reader = Reader(one, CHAT, body, one.ask(CHAT, body, CaptureOptions()))
-        questions = one.follow_ups(reader)
+        reader = Reader(llamacpp, CHAT, body, llamacpp.ask(CHAT, body, CaptureOptions()))
+        questions = llamacpp.follow_ups(reader)
         assert questions is not None
         with pytest.raises(StopIteration):
             next(questions)
@@ -128,22 +128,22 @@ def test_llamacpp_reads_a_number_as_that_many_alternatives() -> None:
 
 
 @pytest.mark.parametrize("body", [{}, {"logprobs": 0}, {"logprobs": None}])
-def test_llamacpp_completions_carry_null_where_nobody_asked(body: Any) -> None:
-    one = engine("llamacpp")
+def test_llamacpp_completions_carry_null_where_not_requested(body: Any) -> None:
+    llamacpp = engine("llamacpp")
     request = {"prompt": "a", **body}
-    reader = Reader(one, COMPLETIONS, request, one.ask(COMPLETIONS, request, CaptureOptions()))
+    reader = Reader(llamacpp, COMPLETIONS, request, llamacpp.ask(COMPLETIONS, request, CaptureOptions()))
     choice = {"text": "a", "index": 0, "logprobs": llama(1)["logprobs"], "finish_reason": "length"}
     data = json.dumps({"choices": [choice], "usage": {"completion_tokens": 1}}).encode()
     assert json.loads(reader.body(data))["choices"] == [{**choice, "logprobs": None}]
 
 
 def test_llamacpp_knows_no_echo() -> None:
-    one = engine("llamacpp")
+    llamacpp = engine("llamacpp")
     request = {"prompt": [1, 2, 3], "echo": True}
-    reader = Reader(one, COMPLETIONS, request, one.ask(COMPLETIONS, request, CaptureOptions()))
+    reader = Reader(llamacpp, COMPLETIONS, request, llamacpp.ask(COMPLETIONS, request, CaptureOptions()))
     choice = {"text": "a", "index": 0, "logprobs": llama(2)["logprobs"], "finish_reason": "length"}
     usage = {"prompt_tokens": 3, "completion_tokens": 2}
-    questions = one.follow_ups(reader)
+    questions = llamacpp.follow_ups(reader)
     assert questions is not None and list(questions) == [], "the prompt's ids are the request's own"
     reader.body(json.dumps({"choices": [choice], "usage": usage}).encode())
     capture = reader.capture("ok", status=200)

@@ -120,21 +120,21 @@ def test_sglang_renders_a_request_as_its_chat_route_and_messages_as_they_stand()
     [("vllm", "kv_transfer_params", {"prompt": "hi"}), ("sglang", "input_ids", {"text": "hi"})],
 )
 def test_where_prompt_ids_go(name: str, field: str, answer: dict[str, Any]) -> None:
-    one, body = engine(name), {"messages": MESSAGES}
-    assert one.takes_prompt_ids and not one.has_prompt_ids(body)
-    one.set_prompt_ids(body, Ids.of([1, 2]))
+    adapter, body = engine(name), {"messages": MESSAGES}
+    assert adapter.takes_prompt_ids and not adapter.has_prompt_ids(body)
+    adapter.set_prompt_ids(body, Ids.of([1, 2]))
     given = orjson.loads(orjson.dumps(body))[field]
     assert given in ([1, 2], {"prompt_token_ids": [1, 2]})
-    assert one.has_prompt_ids(body)
-    path, asked = one.detokenize(Ids.of([1, 2]))
+    assert adapter.has_prompt_ids(body)
+    path, asked = adapter.detokenize(Ids.of([1, 2]))
     assert path == "/detokenize" and orjson.loads(orjson.dumps(asked))["tokens"] == [1, 2]
     assert (
-        one.parse_detokenized(answer) == "hi"
-        and one.parse_detokenized({}) is None
-        and one.parse_detokenized(None) is None
+        adapter.parse_detokenized(answer) == "hi"
+        and adapter.parse_detokenized({}) is None
+        and adapter.parse_detokenized(None) is None
     )
-    assert one.parse_rendered({"tokens": [1, 2]}) == [1, 2]
-    assert one.parse_rendered({"tokens": [[1]]}) is None and one.parse_rendered(None) is None
+    assert adapter.parse_rendered({"tokens": [1, 2]}) == [1, 2]
+    assert adapter.parse_rendered({"tokens": [[1]]}) is None and adapter.parse_rendered(None) is None
 
 
 @pytest.mark.parametrize("name", ["llamacpp", "other"])

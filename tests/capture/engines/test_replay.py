@@ -48,11 +48,11 @@ class Replay:
     """One recorded call, played to a reader as the proxy would: the agent asked for nothing of ours."""
 
     def __init__(self, name: str, size: int = 1 << 30, *, agent_asks: bool = False) -> None:
-        self.told = json.loads((TRANSCRIPTS / f"{name}.json").read_text())
+        self.transcript = json.loads((TRANSCRIPTS / f"{name}.json").read_text())
         self.data = (TRANSCRIPTS / f"{name}.body").read_bytes()
         self.engine = engine(name.split("/")[0])
-        self.wire = ROUTES[self.told["path"]]
-        body = self.told["body"]
+        self.wire = ROUTES[self.transcript["path"]]
+        body = self.transcript["body"]
         self.body = body if agent_asks else {k: v for k, v in body.items() if k not in OURS}
         self.streamed = bool(body.get("stream"))
         ask = self.engine.ask(self.wire, self.body, CaptureOptions())
@@ -77,7 +77,7 @@ class Replay:
                 given = self.reader.event(event.data)
                 if given is not None:
                     self.agent.append(json.loads(given))
-        if self.told["response"]["aborted_by_client"]:
+        if self.transcript["response"]["aborted_by_client"]:
             self.outcome = "aborted"
 
     def parts(self) -> list[Any]:
@@ -166,7 +166,7 @@ def test_the_agent_gets_nothing_it_did_not_ask_for(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if "abort" not in name])
 def test_an_agent_that_asks_for_everything_gets_the_engines_bytes(name: str) -> None:
     replay = Replay(name, agent_asks=True)
-    asked = replay.told["body"]
+    asked = replay.transcript["body"]
     wants_all = (asked.get("logprobs") not in (None, False)) and (
         asked.get("return_token_ids") or asked.get("return_input_ids_in_sglext")
     )
@@ -175,7 +175,7 @@ def test_an_agent_that_asks_for_everything_gets_the_engines_bytes(name: str) -> 
     assert replay.agent == replay.parts()
 
 
-#: What SGLang (0.5.23) sends only where it was asked: taken away. vLLM's stay as null, as in an answer nobody asked of.
+#: What SGLang (0.5.23) sends only where it was asked: taken away. vLLM's stay as null, as in a plain answer.
 GONE: dict[str, set[str]] = {"sglang": {"prompt_token_ids", "response_token_ids", "token_ids", "sglext"}, "vllm": set()}
 
 
@@ -201,7 +201,7 @@ def test_a_stream_assembles_to_the_body_that_came_unstreamed(name: str, size: in
         # The engines' own difference: a tool call cut by max_tokens is text in the answer that comes whole.
         assert whole["choices"][0]["finish_reason"] == streamed["choices"][0]["finish_reason"]
         return
-    assert said(streamed) == said(whole)
+    assert comparable(streamed) == comparable(whole)
 
 
 def cut_tool_call(body: dict[str, Any]) -> bool:
@@ -211,11 +211,13 @@ def cut_tool_call(body: dict[str, Any]) -> bool:
     )
 
 
-def said(value: Any) -> Any:
+def comparable(value: Any) -> Any:
     """A body without nulls and without what differs between any two calls."""
     if isinstance(value, dict):
         skipped = ("id", "created", "metadata", "reasoning_tokens")
-        return {k: said(v) for k, v in value.items() if v is not None and k not in skipped and said(v) != {}}
+        return {
+            k: comparable(v) for k, v in value.items() if v is not None and k not in skipped and comparable(v) != {}
+        }
     if isinstance(value, list):
-        return [said(item) for item in value]
+        return [comparable(item) for item in value]
     return value

@@ -1,4 +1,4 @@
-"""The journal: whole lines or none, torn tails told, ids read without parsing the prompt."""
+"""The journal: whole lines or none, torn tails reported, ids read without parsing the prompt."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def test_lines_come_back_as_they_were_written(tmp_path: Path) -> None:
     path = tmp_path / "deep/er/log.jsonl"
     writer = JournalWriter(path)
     lines = [json.dumps(line(call=n)).encode() for n in range(3)]
-    for one in lines:
-        writer.append(one)
+    for written in lines:
+        writer.append(written)
     assert writer.lines == 3
     assert [call.number for call in JournalReader(path)] == [0, 1, 2], "readable while it is being written"
     writer.close()
     writer.close()
-    assert path.read_bytes() == b"".join(one + b"\n" for one in lines)
+    assert path.read_bytes() == b"".join(written + b"\n" for written in lines)
     with pytest.raises(JournalClosed):
         writer.append(b"{}")
 
@@ -67,7 +67,7 @@ def test_a_second_writer_is_refused(tmp_path: Path) -> None:
     JournalWriter(tmp_path / "log.jsonl").close()
 
 
-def test_a_torn_last_line_is_told_and_kept_and_the_next_begins_afresh(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_reported_and_preserved_and_the_next_line_starts_clean(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     whole, torn = json.dumps(line()).encode(), json.dumps(line()).encode()[:-9]
     path.write_bytes(whole + b"\n" + torn)
@@ -83,7 +83,7 @@ def test_a_torn_last_line_is_told_and_kept_and_the_next_begins_afresh(tmp_path: 
 
 
 @pytest.mark.parametrize("junk", [b"not json", b"[1, 2]", b'"text"', b"\xff\xfe", b'{"a": }', b"null"])
-def test_a_line_that_is_no_object_is_left_out_and_told(tmp_path: Path, junk: bytes) -> None:
+def test_a_line_that_is_no_object_is_skipped_and_reported(tmp_path: Path, junk: bytes) -> None:
     path = tmp_path / "log.jsonl"
     good = json.dumps(line()).encode()
     path.write_bytes(good + b"\n" + junk + b"\n\n" + good + b"\n")
@@ -134,7 +134,7 @@ def test_a_long_prompt_is_read_without_being_parsed_and_is_the_same(separators: 
 
 
 def test_a_capture_that_cannot_be_read_says_so_and_names_no_engine() -> None:
-    """Found by the fuzzer: who asked for the engine alone was told of the capture, by a traceback."""
+    """Found by the fuzzer: reading the engine alone raised an error about the capture."""
     row = line()
     row["metadata"]["token_capture"]["unavailable"] = 5
     call = Call(0, json.dumps(row).encode())
@@ -204,7 +204,7 @@ def test_growing_prompts_are_read_right_through_a_journal(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("tools", "offered"), [([{"a": 1}], True), ([], False), (None, False), ("x", False)])
-def test_whether_tools_were_offered_is_told_without_reading_the_messages(tools: Any, offered: bool) -> None:
+def test_whether_tools_were_offered_is_known_without_reading_the_messages(tools: Any, offered: bool) -> None:
     row = line()
     row["request"]["body"]["tools"] = tools
     assert Call(0, orjson.dumps(row)).offers_tools is offered
@@ -286,7 +286,7 @@ def test_an_agents_json_does_not_number_calls(tmp_path: Path, body: bytes) -> No
 
 
 @pytest.mark.parametrize("number", [10**9, 10**12 + 1, 2**53, 10**17])
-def test_numbers_of_any_length_go_on(tmp_path: Path, number: int) -> None:
+def test_numbering_continues_from_a_number_of_any_length(tmp_path: Path, number: int) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(recorded(number - 1) + b"\n" + recorded(number) + b"\n" + recorded(3)[:-2] + b"\n")
     writer = JournalWriter(path)

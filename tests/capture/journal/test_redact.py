@@ -96,7 +96,7 @@ def test_addresses_lose_user_and_signature_also_in_a_message() -> None:
     body = {"messages": [{"role": "user", "content": [text, image]}]}
     (message,) = redact(body)["messages"]
     assert message["content"] == [text, {"type": "image_url", "image_url": {"url": clean, "detail": "low"}}]
-    assert body["messages"][0]["content"] == [text, image], "what goes on to the engine is another object"
+    assert body["messages"][0]["content"] == [text, image], "what is sent to the engine is another object"
 
 
 def test_the_headers_of_a_tool_server_are_cleaned() -> None:
@@ -198,7 +198,7 @@ def test_long_texts_are_found_again_and_beside_each_other() -> None:
 def plainly(value: Any) -> Any:
     """What `redact` does, field by field and without a thought for time."""
     if isinstance(value, list):
-        return [plainly(one) for one in value]
+        return [plainly(item) for item in value]
     if not isinstance(value, dict):
         return redact_text(value) if isinstance(value, str) else value
     made = {}
@@ -215,7 +215,7 @@ def plainly(value: Any) -> Any:
 
 def blank(value: Any) -> Any:
     if isinstance(value, list):
-        return [blank(one) for one in value]
+        return [blank(item) for item in value]
     if isinstance(value, dict):
         return {name: blank(item) for name, item in value.items()}
     return REDACTED if isinstance(value, str) and value else value

@@ -1,4 +1,4 @@
-"""What a call was for: told by headers, by the words of known agents, and by what sets it apart from the others."""
+"""What a call was for: found by headers, by the words of known agents, and by what sets it apart from the others."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ RECORDED = json.loads((Path(__file__).parent / "agent_calls.json").read_text())
 
 
 @pytest.mark.parametrize(
-    "calls", [pytest.param(list(calls), id=agent) for agent, calls in groupby(RECORDED, lambda one: one["agent"])]
+    "calls", [pytest.param(list(calls), id=agent) for agent, calls in groupby(RECORDED, lambda call: call["agent"])]
 )
 def test_what_real_agents_sent(calls: list[dict[str, Any]]) -> None:
     purposes = Purposes()
-    assert [purposes.of(one["body"], one["headers"]) for one in calls] == [one["purpose"] for one in calls]
+    assert [purposes.of(call["body"], call["headers"]) for call in calls] == [call["purpose"] for call in calls]

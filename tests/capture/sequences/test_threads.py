@@ -1,4 +1,4 @@
-"""Which call continues which, told by tokens alone."""
+"""Which call continues which, found by tokens alone."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ def place(*calls: tuple[list[int], list[list[int]]]) -> list[Placement]:
 
 def test_a_conversation_is_one_thread() -> None:
     found = place(([1, 2], [[3]]), ([1, 2, 3, 4], [[5]]), ([1, 2, 3, 4, 5, 6], [[7]]))
-    assert [one.parent for one in found] == [None, 0, 1]
+    assert [placed.parent for placed in found] == [None, 0, 1]
 
 
 def test_the_longest_beginning_wins_over_the_last_call() -> None:
     main, side = ([1, 2], [[3]]), ([9], [[8]])
     found = place(main, ([1, 2, 3, 4], [[5]]), side, ([1, 2, 3, 4, 5, 6], [[7]]), ([1, 2, 3, 9], [[1]]))
-    assert [one.parent for one in found] == [None, 0, None, 1, 0]
+    assert [placed.parent for placed in found] == [None, 0, None, 1, 0]
 
 
-def test_the_choice_that_was_taken_is_told() -> None:
+def test_the_continued_choice_is_reported() -> None:
     found = place(([1], [[2], [3, 4]]), ([1, 3, 4, 5], [[6]]))
     assert (found[1].parent, found[1].choice) == (0, 1)
 
 
-def test_equal_candidates_are_told_and_not_guessed() -> None:
+def test_equal_candidates_are_reported_and_not_guessed() -> None:
     found = place(([1], [[2]]), ([1], [[2]]), ([1, 2, 3], [[4]]))
     assert found[2] == Placement(2, ambiguous=(0, 1))
 
 
 def test_ids_that_begin_alike_as_text_are_others() -> None:
     found = place(([1, 2], [[3]]), ([1, 2, 33, 4], [[5]]), ([12, 3], [[4]]))
-    assert [one.parent for one in found] == [None, None, None]
+    assert [placed.parent for placed in found] == [None, None, None]
 
 
 def test_a_reply_of_no_ids_is_continued_by_its_prompt() -> None:
@@ -62,7 +62,7 @@ def test_a_call_that_went_on_and_sampled_nothing_is_the_parent() -> None:
     assert [placement.parent for placement in found] == [None, 0, 1, 2]
 
 
-def test_equal_candidates_are_told_apart_where_somebody_can() -> None:
+def test_a_callback_decides_between_equal_candidates() -> None:
     asked: list[object] = []
 
     def latest(call: int, candidates: object) -> tuple[int, int]:
@@ -96,4 +96,4 @@ def test_random_trees_are_found_again() -> None:
             # Every call has ids of its own, so no two are alike.
             calls.append((held + [1000 * (number + 1) + k for k in range(dice.randrange(1, 4))], [[7 + number]]))
             parents.append(parent)
-        assert [one.parent for one in place(*calls)] == parents
+        assert [placed.parent for placed in place(*calls)] == parents

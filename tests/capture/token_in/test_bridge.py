@@ -34,7 +34,7 @@ def test_a_reply_that_was_tokenized_again_is_bridged() -> None:
     assert result.closing == 0 and not result.whole
 
 
-def test_a_prompt_that_was_bridged_itself_goes_on() -> None:
+def test_a_bridged_prompt_is_bridged_again() -> None:
     """What is held and what was rendered for it differ in an older reply, and end alike."""
     old = [START, ASSISTANT, NEWLINE, 70, 71, STOP, NEWLINE]
     other = [START, ASSISTANT, NEWLINE, 73, STOP, NEWLINE]
@@ -45,7 +45,7 @@ def test_a_prompt_that_was_bridged_itself_goes_on() -> None:
     assert result.ours == [81, STOP, NEWLINE]
 
 
-def test_where_the_beginning_was_rendered_anew_all_of_it_is_compared() -> None:
+def test_where_the_beginning_was_re_rendered_all_of_it_is_compared() -> None:
     answered = [START, USER, NEWLINE, 51, STOP, NEWLINE, START, ASSISTANT, NEWLINE, 73, STOP]
     result = made([*answered, *NEXT], answered, found([70, STOP], prompt=[9, *ASKED[1:8], 11]))
     assert isinstance(result, Bridge)
@@ -60,7 +60,7 @@ def test_a_template_that_writes_nothing_after_the_stop_token() -> None:
     assert result.prompt == [*ASKED, 70, STOP, *NEXT]
 
 
-def test_a_template_whose_next_turn_begins_with_the_stop_token() -> None:
+def test_a_template_whose_next_turn_starts_with_the_stop_token() -> None:
     answered = [*ASKED, 73]
     result = made([*answered, 150, 60, START, ASSISTANT], answered, found([70, 150], stop=150))
     assert isinstance(result, Bridge)
@@ -106,7 +106,7 @@ def test_a_stand_in_for_the_reply_alone() -> None:
     tool = {"role": "tool", "content": "00 files"}
     other = with_other_text([{"role": "assistant"}, tool, tool], 1)
     assert other is not None
-    assert [one.get("content") for one in other] == [None, "1", "00 files"]
+    assert [message.get("content") for message in other] == [None, "1", "00 files"]
     assert with_other_text([{"role": "assistant"}, {"role": "user", "content": "x"}], 1) is None
     assert beginning(Ids.of([1, 2, 3, 4]), Ids.of([1, 2, 5])) == [1, 2]
 

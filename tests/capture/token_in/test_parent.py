@@ -31,7 +31,7 @@ def conversation(*messages: dict[str, Any], **more: Any) -> Conversation:
     return made
 
 
-def held(number: int, *messages: dict[str, Any], reply: dict[str, Any] = CALL, **more: Any) -> PastCall:
+def past_call(number: int, *messages: dict[str, Any], reply: dict[str, Any] = CALL, **more: Any) -> PastCall:
     ids = Ids.of([1, 2, number]).text
     return PastCall(
         number, conversation(*messages, **more), ids, ids, (PastReply(canonical_hash(reply), b"7,2", stop=2),)
@@ -65,8 +65,8 @@ def sent_back(**change: Any) -> dict[str, Any]:
         sent_back(refusal=None, annotations=[], audio=None),
     ],
 )
-def test_what_is_forgiven_goes_on_from_the_call(back: dict[str, Any]) -> None:
-    found = parent(conversation(SYSTEM, USER, back, RESULT), [held(3, SYSTEM, USER)])
+def test_forgiven_differences_continue_the_call(back: dict[str, Any]) -> None:
+    found = parent(conversation(SYSTEM, USER, back, RESULT), [past_call(3, SYSTEM, USER)])
     assert isinstance(found, Parent)
     assert found.past.call == 3
 
@@ -84,16 +84,16 @@ def test_what_is_forgiven_goes_on_from_the_call(back: dict[str, Any]) -> None:
     ],
 )
 def test_another_reply_is_another_conversation(back: dict[str, Any], reason: str) -> None:
-    assert parent(conversation(SYSTEM, USER, back, RESULT), [held(3, SYSTEM, USER)]) == reason
+    assert parent(conversation(SYSTEM, USER, back, RESULT), [past_call(3, SYSTEM, USER)]) == reason
 
 
 def test_inner_white_space_is_not_forgiven() -> None:
     record = {"role": "assistant", "content": "def f():\n    return 1"}
     flat = {"role": "assistant", "content": "def f():\n  return 1"}
-    one = held(3, USER, reply=record)
-    assert parent(conversation(USER, flat, USER), [one]) == "history_edited"
+    earlier = past_call(3, USER, reply=record)
+    assert parent(conversation(USER, flat, USER), [earlier]) == "history_edited"
     assert isinstance(
-        parent(conversation(USER, {**record, "content": " def f():  \r\n    return 1\n"}, USER), [one]), Parent
+        parent(conversation(USER, {**record, "content": " def f():  \r\n    return 1\n"}, USER), [earlier]), Parent
     )
 
 
@@ -117,42 +117,42 @@ def test_inner_white_space_is_not_forgiven() -> None:
         (conversation(SYSTEM, USER, CALL, RESULT, chat_template_kwargs={"x": 1}), "options_changed"),
     ],
 )
-def test_the_reason_is_said(now: Conversation, reason: str) -> None:
-    assert parent(now, [held(3, SYSTEM, USER)]) == reason
+def test_the_reason_why_no_parent_is_found(now: Conversation, reason: str) -> None:
+    assert parent(now, [past_call(3, SYSTEM, USER)]) == reason
 
 
 def test_a_required_tool_is_the_same_prompt() -> None:
     now = conversation(SYSTEM, USER, CALL, RESULT, tool_choice="required", temperature=0.3)
-    assert isinstance(parent(now, [held(3, SYSTEM, USER)]), Parent)
+    assert isinstance(parent(now, [past_call(3, SYSTEM, USER)]), Parent)
 
 
-def test_two_calls_that_gave_the_same_reply_are_not_told_apart() -> None:
+def test_two_calls_that_gave_the_same_reply_are_ambiguous() -> None:
     now = conversation(SYSTEM, USER, CALL, RESULT)
-    assert parent(now, [held(3, SYSTEM, USER), held(4, SYSTEM, USER)]) == "ambiguous_parent"
+    assert parent(now, [past_call(3, SYSTEM, USER), past_call(4, SYSTEM, USER)]) == "ambiguous_parent"
 
 
 def test_of_several_choices_the_one_sent_back_is_followed() -> None:
-    one = held(3, SYSTEM, USER)
+    earlier = past_call(3, SYSTEM, USER)
     other = PastReply(canonical_hash({"role": "assistant", "content": "no"}), b"9,2", stop=2)
-    both = PastCall(3, one.conversation, one.prompt_text, one.rendered_text, (other, *one.replies))
+    both = PastCall(3, earlier.conversation, earlier.prompt_text, earlier.rendered_text, (other, *earlier.replies))
     found = parent(conversation(SYSTEM, USER, CALL, RESULT), [both])
     assert isinstance(found, Parent)
     assert found.reply.sampled == [7, 2]
 
 
-def test_a_call_that_is_not_held_any_more_is_known() -> None:
+def test_a_forgotten_parent_is_recognized() -> None:
     now = conversation(SYSTEM, USER, CALL, RESULT)
     assert parent(now, [], {canonical_hash(CALL)}) == "parent_forgotten"
     assert parent(now, []) == "begins"
 
 
 def test_what_cannot_be_followed_says_why() -> None:
-    one = held(3, SYSTEM, USER)
+    earlier = past_call(3, SYSTEM, USER)
     cut = PastCall(
         3,
-        one.conversation,
-        one.prompt_text,
-        one.rendered_text,
+        earlier.conversation,
+        earlier.prompt_text,
+        earlier.rendered_text,
         (PastReply(canonical_hash(CALL), b"", unusable="stop_string"),),
     )
     assert parent(conversation(SYSTEM, USER, CALL, RESULT), [cut]) == "stop_string"
@@ -177,7 +177,7 @@ def test_strange_messages_are_compared_all_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "same"),
+    ("ours", "theirs", "same"),
     [
         ("", "{}", True),
         (None, "{}", True),
@@ -188,5 +188,5 @@ def test_strange_messages_are_compared_all_the_same() -> None:
         ("{not json", " {not json ", True),
     ],
 )
-def test_arguments_are_compared_as_json(one: Any, other: Any, same: bool) -> None:
-    assert (canonical_arguments(one) == canonical_arguments(other)) is same
+def test_arguments_are_compared_as_json(ours: Any, theirs: Any, same: bool) -> None:
+    assert (canonical_arguments(ours) == canonical_arguments(theirs)) is same
