@@ -100,7 +100,7 @@ async def probe(replica: Replica, settings: Settings) -> tuple[bool, str]:
 
 def _verdict(capture: TokenCapture) -> str:
     if capture.complete:
-        return "prompt ids, sampled ids and one logprob an id come back"
+        return "prompt ids, sampled ids and one logprob per id come back"
     missing = "; ".join(
         f"no {name.replace('_', ' ')} ({why.code}): {why.detail}" for name, why in capture.unavailable.items()
     )

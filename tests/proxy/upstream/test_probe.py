@@ -35,7 +35,7 @@ async def said(caplog: pytest.LogCaptureFixture, engine: FakeEngine, **options: 
 async def test_an_engine_that_says_all_is_told_once_and_quietly(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeEngine(replays(STREAM)) as engine:
         lines = await said(caplog, engine, token_in="auto")
-    assert lines == ["INFO probe: replica-0: vllm 0.32.0: prompt ids, sampled ids and one logprob an id come back"]
+    assert lines == ["INFO probe: replica-0: vllm 0.32.0: prompt ids, sampled ids and one logprob per id come back"]
 
 
 async def test_what_answers_there_is_no_engine(caplog: pytest.LogCaptureFixture) -> None:
