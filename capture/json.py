@@ -12,7 +12,7 @@ surrogate pairs (`"\\ud83d"`), integers beyond 64 bits and nesting without a bou
 from __future__ import annotations
 
 import json
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 import orjson
@@ -25,39 +25,34 @@ TOO_DEEP: Final = "(nested too deeply to be stored)"
 _decode: Final = msgspec.json.Decoder().decode
 
 
-class Parsed(NamedTuple):
-    """`strict` is False where the text is JSON as Python writes it only: NaN, infinity, half a surrogate pair."""
-
-    value: Any
-    strict: bool
-
-
-def parse(data: bytes | str) -> Parsed:
-    """The value of a JSON text, integers of any size kept exact. Raises `JsonError`.
-
-    Nesting is bounded by Python's recursion limit (about 1,000 levels); deeper texts are a `JsonError` too.
+def loads_strict(data: bytes | str) -> Any:
+    """The value of a strict JSON text, integers of any size kept exact. Raises `JsonError`, also for one that nests
+    deeper than Python's recursion limit (about 1,000 levels).
     """
     try:
-        return Parsed(_decode(data), True)
+        return _decode(data)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise JsonError(str(error)) from None
+
+
+def loads(data: bytes | str) -> Any:
+    """The value of a JSON text, as Python writes it too: NaN, infinity, half a surrogate pair. Raises `JsonError`."""
+    try:
+        return _decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         pass
     try:
-        return Parsed(json.loads(data), False)
+        return json.loads(data)
     except RecursionError:
         raise JsonError("nested too deeply") from None
     except ValueError as error:
         raise JsonError(str(error)) from None
 
 
-def loads(data: bytes | str) -> Any:
-    """The value of a JSON text. Raises `JsonError`."""
-    return parse(data).value
-
-
 def loads_or_none(data: bytes | str) -> Any:
     """The value of a JSON text; None for a text that is none."""
     try:
-        return parse(data).value
+        return loads(data)
     except JsonError:
         return None
 

@@ -15,6 +15,7 @@ from capture.chat.tool_calls import ToolCalls, is_absent
 SAMPLED_IDS: Final = ("token_ids", "response_token_ids", "completion_token_ids")
 ID_KEYS: Final = frozenset((*SAMPLED_IDS, "prompt_token_ids"))
 NESTED: Final = frozenset(("provider_specific_fields", "raw_output", "message"))
+_HOLDS_IDS: Final = ID_KEYS | NESTED | {"sglext", "choices"}
 
 #: Delta fields that arrive in pieces of text.
 _TEXT: Final = frozenset(("content", "reasoning", "reasoning_content", "refusal"))
@@ -43,9 +44,10 @@ class Assembler:
             self._object = str(chunk.get("object") or "chat.completion.chunk")
         if chunk.get("usage"):
             self._usage = chunk["usage"]
+        head = self._head
         for name, value in chunk.items():
-            if name not in _BODY_OWN and (name not in self._head or not is_absent(value)):
-                self._head[name] = value
+            if name not in _BODY_OWN and (name not in head or (value != head[name] and not is_absent(value))):
+                head[name] = value
         choices = chunk.get("choices")
         for position, part in enumerate(choices if isinstance(choices, list) else ()):
             if isinstance(part, dict):
@@ -86,18 +88,22 @@ class Assembler:
 
 def without_ids(body: dict[str, Any]) -> dict[str, Any]:
     """A copy of a body or a choice without token ids, at whatever depth."""
-    kept = {name: value for name, value in body.items() if name not in ID_KEYS}
-    for name in NESTED.intersection(kept):
-        if isinstance(kept[name], dict):
-            kept[name] = without_ids(kept[name])
-    ext = kept.get("sglext")
+    copy = dict(body)
+    if _HOLDS_IDS.isdisjoint(body):
+        return copy
+    for name in ID_KEYS.intersection(copy):
+        del copy[name]
+    for name in NESTED.intersection(copy):
+        if isinstance(copy[name], dict):
+            copy[name] = without_ids(copy[name])
+    ext = copy.get("sglext")
     if isinstance(ext, dict):
-        kept["sglext"] = {name: value for name, value in ext.items() if name not in ("input_ids", "output_ids")}
-        if not kept["sglext"]:
-            del kept["sglext"]
-    if isinstance(kept.get("choices"), list):
-        kept["choices"] = [without_ids(choice) if isinstance(choice, dict) else choice for choice in kept["choices"]]
-    return kept
+        copy["sglext"] = {name: value for name, value in ext.items() if name not in ("input_ids", "output_ids")}
+        if not copy["sglext"]:
+            del copy["sglext"]
+    if isinstance(copy.get("choices"), list):
+        copy["choices"] = [without_ids(choice) if isinstance(choice, dict) else choice for choice in copy["choices"]]
+    return copy
 
 
 class _Choice:
@@ -111,8 +117,9 @@ class _Choice:
         self.tools = ToolCalls()
 
     def add(self, part: dict[str, Any]) -> None:
-        if not is_absent(part.get("finish_reason")):
-            self.finish_reason = part["finish_reason"]
+        finish = part.get("finish_reason")
+        if finish is not None and finish != "":
+            self.finish_reason = finish
         if len(part) > 3:
             for name, value in part.items():
                 if name not in _CHOICE_OWN and (name not in self.extra or not is_absent(value)):

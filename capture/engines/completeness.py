@@ -43,21 +43,25 @@ def of_finished(engine: Engine, answer: Answer, completions: list[Completion]) -
             missing.setdefault("completion_token_ids", why("ids_malformed"))
         if choice.problem:
             missing.setdefault("logprobs", why(choice.problem))
-    if any(not are_alternatives(completion.top_logprobs or ()) for completion in completions):
-        missing.setdefault("logprobs", why("logits_not_logprobs"))
+    no_ids = no_logprobs = False
+    for completion in completions:
+        no_ids = no_ids or completion.token_ids is None
+        no_logprobs = no_logprobs or completion.logprobs is None
+        if completion.top_logprobs and not are_alternatives(completion.top_logprobs):
+            missing.setdefault("logprobs", why("logits_not_logprobs"))
     changed = answer.sampled.changed or (None if answer.several_prompts else answer.sampled.prompts_differ())
     if changed is not None:
         mixed = why("answers_mixed", what=changed)
         for name in FIELDS:
             missing.setdefault(name, mixed)
-    if any(completion.token_ids is None for completion in completions):
+    if no_ids:
         code = "hidden_by_include_reasoning" if hidden else engine.ids_missing(answer)
         sampled = sum(len(completion.token_ids or ()) for completion in completions)
         reported = answer.usage_count("completion_tokens")
         missing.setdefault(
             "completion_token_ids", why(code, sampled=sampled, told="?" if reported is None else reported)
         )
-    if any(completion.logprobs is None for completion in completions):
+    if no_logprobs:
         missing.setdefault("logprobs", why("hidden_by_include_reasoning" if hidden else "logprobs_not_returned"))
     _check_prompt(engine, answer, missing)
     _check_counts(engine, answer, completions, missing)
@@ -84,7 +88,11 @@ def _check_counts(
 ) -> None:
     if "completion_token_ids" in missing:
         return
-    sampled = sum(len(completion.token_ids or ()) for completion in completions)
+    sampled, differ = 0, False
+    for completion in completions:
+        count = len(completion.token_ids or ())
+        sampled += count
+        differ = differ or len(completion.logprobs or ()) != count
     reported = engine.sampled_count(answer)
     if reported is None:
         missing["completion_token_ids"] = why(engine.count_missing(answer))
@@ -92,6 +100,6 @@ def _check_counts(
         missing["completion_token_ids"] = why(
             engine.ids_lost(answer, sampled, reported), sampled=sampled, told=reported
         )
-    if any(len(completion.logprobs or ()) != len(completion.token_ids or ()) for completion in completions):
+    if differ:
         held = sum(len(completion.logprobs or ()) for completion in completions)
         missing.setdefault("logprobs", why(engine.logprobs_lost(answer, sampled, held), sampled=sampled, told=held))

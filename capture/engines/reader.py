@@ -215,11 +215,15 @@ class Reader(Answer):
     def _loads(self, data: bytes) -> Any:
         """JSON as engines write it; None for anything else."""
         try:
-            value, strict = json.parse(data)
+            return json.loads_strict(data)
+        except JsonError:
+            pass
+        try:
+            value = json.loads(data)
         except JsonError:
             return None
-        if not strict:  # such chunks go out as Python writes them, which taking a chunk by its parts would not do
-            self._lenient, self._is_regular, self._begins = True, False, None
+        # Such chunks go out as Python writes them, which taking a chunk by its parts would not do.
+        self._lenient, self._is_regular, self._begins = True, False, None
         return value
 
     def _dumps(self, value: Any, data: bytes) -> bytes:

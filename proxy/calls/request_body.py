@@ -84,6 +84,6 @@ def _with_defaults(body: dict[str, Any], options: SessionOptions) -> dict[str, A
 def _parse(raw: bytes) -> tuple[Any, bool]:
     """A request's JSON value and whether it is strict JSON; None for what is no JSON."""
     try:
-        return json.parse(raw)
+        return json.loads_strict(raw), True
     except JsonError:
-        return None, False
+        return json.loads_or_none(raw), False

@@ -48,12 +48,16 @@ class Sampled:
         usage = body.get("usage")
         if isinstance(usage, dict):
             self.usage = usage
-        self._id = self._same("id", self._id, body.get("id"))
-        self._model = self._same("model", self._model, body.get("model"))
-        self.error = self.error or body.get("error")
+        if (name := body.get("id")) != self._id:
+            self._id = self._same("id", self._id, name)
+        if (name := body.get("model")) != self._model:
+            self._model = self._same("model", self._model, name)
+        if "error" in body:
+            self.error = self.error or body["error"]
+        if (prompt := body.get("prompt_token_ids")) is not None:
+            self.take_prompt(Ids.from_json(prompt))
         ext = body.get("sglext")
         ext = ext if isinstance(ext, dict) else None
-        self.take_prompt(Ids.from_json(body.get("prompt_token_ids")))
         if ext is not None:
             self.take_prompt(Ids.from_json(ext.get("input_ids")))
         if isinstance(more := body.get("provider_specific_fields"), dict):
@@ -82,7 +86,7 @@ class Sampled:
 
     def _same(self, name: str, before: str | None, now: Any) -> str | None:
         """The value that the chunks of one call share; "" and null are absent."""
-        if not isinstance(now, str) or not now or now == before:
+        if not isinstance(now, str) or not now:
             return before
         if before is not None:
             self.changed = self.changed or name
@@ -107,8 +111,10 @@ class Sampled:
     def prompts_differ(self) -> str | None:
         """`prompt` where the choices of a call with one prompt carry the ids of several."""
         prompt = self.prompt_ids()
-        others = (choice.prompt for choice in self.choices.values() if choice.prompt is not None)
-        return "prompt" if any(other != prompt for other in others) else None
+        for choice in self.choices.values():
+            if choice.prompt is not None and choice.prompt != prompt:
+                return "prompt"
+        return None
 
     def completions(self, *, several_prompts: bool) -> list[Completion]:
         """The choices in order of their index; each with its own prompt's ids where there are several prompts."""
@@ -149,11 +155,12 @@ class Choice:
 
     def take(self, part: dict[str, Any], whole: Sampled) -> None:
         finish = part.get("finish_reason")
-        if finish not in (None, ""):  # some engines write "" before the end
+        if finish is not None and finish != "":  # some engines write "" before the end
             if self.finish_reason is None:
                 whole.finish(self, finish)
             self.last_reason = finish
-        whole.error = whole.error or _error_in(part)
+        if (error := _error_in(part)) is not None:
+            whole.error = whole.error or error
         ids: Any = None
         prompt: Any = None
         for place in _places(part):
@@ -329,16 +336,17 @@ class Choice:
 def prompts_cut(body: dict[str, Any]) -> int:
     """How many of the places where `Sampled` looks for a prompt's ids have `false` instead."""
     ext, more, choices = body.get("sglext"), body.get("provider_specific_fields"), body.get("choices")
-    prompts = [body.get("prompt_token_ids")]
-    if isinstance(ext, dict):
-        prompts.append(ext.get("input_ids"))
-    if isinstance(more, dict):
-        prompts.append(more.get("prompt_token_ids"))
+    count = 1 if body.get("prompt_token_ids") is False else 0
+    if isinstance(ext, dict) and ext.get("input_ids") is False:
+        count += 1
+    if isinstance(more, dict) and more.get("prompt_token_ids") is False:
+        count += 1
     for choice in choices if isinstance(choices, list) else ():
         if isinstance(choice, dict):
             for place in _places(choice):
-                prompts.append(place.get("prompt_token_ids"))
-    return len([prompt for prompt in prompts if prompt is False])
+                if place.get("prompt_token_ids") is False:
+                    count += 1
+    return count
 
 
 def _places(part: dict[str, Any]) -> tuple[dict[str, Any], ...]:
@@ -351,11 +359,13 @@ _NESTED_ORDER: Final = ("provider_specific_fields", "raw_output", "message")
 
 
 def _error_in(part: dict[str, Any]) -> Any:
-    """The error in a choice, or in its delta or message."""
-    for place in (part, part.get("delta"), part.get("message")):
-        if isinstance(place, dict) and place.get("error"):
-            return place["error"]
-    return None
+    """The error in a choice, or in its delta or message; None where there is none."""
+    error = part.get("error")
+    if not error and isinstance(delta := part.get("delta"), dict):
+        error = delta.get("error")
+    if not error and isinstance(message := part.get("message"), dict):
+        error = message.get("error")
+    return error or None
 
 
 def _legacy(logprobs: dict[str, Any]) -> list[Any] | None:

@@ -58,10 +58,10 @@ class ResponseFilter(NamedTuple):
             if isinstance(ext, dict) and any(not self._hides_ext(name) for name in ext):
                 return False
             return self.usage if usage else isinstance(ext, dict)
-        if not isinstance(choices, list) or not steps or self._asked_for(chunk):
+        if not isinstance(choices, list) or not steps:
             return False
         for choice in choices:
-            if not isinstance(choice, dict) or choice.get("finish_reason") is not None or self._asked_for(choice):
+            if not isinstance(choice, dict) or choice.get("finish_reason") is not None:
                 return False
             delta = choice.get("delta")
             if not isinstance(delta, dict):
@@ -69,7 +69,7 @@ class ResponseFilter(NamedTuple):
             for value in delta.values():
                 if value is not None:
                     return False
-        return True
+        return not self._asked_for(chunk) and not any(map(self._asked_for, choices))
 
     def _asked_for(self, place: dict[str, Any]) -> bool:
         """Whether a chunk or a choice has ids or logprobs that the agent asked for."""
