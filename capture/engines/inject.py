@@ -5,9 +5,20 @@ Each returns the names of the fields that it added.
 
 from __future__ import annotations
 
+from typing import Any
+
 from capture.engines.base import is_true
 from capture.engines.request import CaptureOptions, UpstreamRequest
 from capture.unavailable import why
+
+
+def upstream_request(body: dict[str, Any], options: CaptureOptions) -> UpstreamRequest:
+    """The call as the agent made it, without its stream where the engine is called without one."""
+    upstream = UpstreamRequest(dict(body))
+    upstream.unstreamed = options.buffered and body.get("stream") is True
+    if upstream.unstreamed:
+        unstream(upstream)
+    return upstream
 
 
 def unstream(upstream: UpstreamRequest) -> None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final
 from capture.engines.answer.answer import Answer
 from capture.engines.answer.strip import ResponseFilter
 from capture.engines.base import Engine, reply_end
-from capture.engines.inject import chat_logprobs, completion_logprobs, final_usage, token_ids, unstream
+from capture.engines.inject import chat_logprobs, completion_logprobs, final_usage, token_ids, upstream_request
 from capture.engines.request import CaptureOptions, FollowUp, UpstreamRequest
 from capture.engines.wires import CHAT
 from capture.record import FIELDS, Ids
@@ -39,10 +39,7 @@ class SGLang(Engine):
         return dict(_OWN_SAMPLING) if openai else None
 
     def ask(self, wire: str, body: dict[str, Any], options: CaptureOptions) -> UpstreamRequest:
-        upstream = UpstreamRequest(dict(body))
-        upstream.unstreamed = options.buffered and body.get("stream") is True
-        if upstream.unstreamed:
-            unstream(upstream)
+        upstream = upstream_request(body, options)
         if not options.capture:
             return upstream
         streams = body.get("stream") is True and not upstream.unstreamed

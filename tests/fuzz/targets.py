@@ -30,7 +30,7 @@ from capture.engines.wires import CHAT, COMPLETIONS
 from capture.errors import CaptureError, JsonError
 from capture.journal.journal import JournalReader
 from capture.journal.redact import redact
-from capture.json import dumps, parse
+from capture.json import dumps, loads, loads_strict
 from capture.record import TokenCapture
 from capture.schemas import examples
 from capture.sse import Event, EventDecoder
@@ -469,11 +469,15 @@ def compressed_bodies(data: bytes, places: list[int], coding: str) -> None:
 def request_bodies(data: bytes) -> None:
     """A body is parsed, or is none; what is kept of it can be written as one line."""
     try:
-        value, strict = parse(data)
+        value = loads(data)
+    except JsonError:
+        return
+    try:
+        assert loads_strict(data) == value
     except JsonError:
         return
     if isinstance(value, dict):
-        assert not strict or json.loads(orjson.dumps(redact(value))) is not None
+        assert json.loads(orjson.dumps(redact(value))) is not None
 
 
 # the way out of a sandbox

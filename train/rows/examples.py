@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from capture.journal.call import Call
 from capture.journal.redact import redact_text, secrets_seen
-from capture.sequences.sequences import TRAINABLE_KINDS, Span, TokenSequence
+from capture.sequences.sequences import TRAINABLE_KINDS, TokenSequence
 from train.rollouts.chat import answer_of, chat_of
 from train.rollouts.messages import NotChat, PlainHistory, plain
 from train.rollouts.rollouts import Rollout
@@ -16,7 +16,7 @@ from train.rows.branches import ContinuedChoice, branch_lines, last_line, usable
 from train.rows.formats.base import ConversationExample, Format, Origin, TokenExample
 from train.rows.skip_reasons import Tally
 from train.tokens.call_summary import CallSummary
-from train.tokens.rollout_tokens import RolloutTokens, read_tokens
+from train.tokens.rollout_tokens import RolloutTokens, one_call_sequence, read_tokens
 from train.tokens.sampling import not_plain, sentence
 
 #: The finish reasons of a reply that reached its length limit: chat, Anthropic messages, OpenAI responses.
@@ -187,16 +187,4 @@ def _single_call(call: CallSummary, tokens: RolloutTokens, tally: Tally) -> Toke
         tally.leave_out("not_captured")
         return None
     continued = (place.choice for place in tokens.placements.values() if place.parent == call.number and place.choice)
-    choice = capture.completions[next(continued, 0)]
-    assert choice.token_ids is not None and choice.logprobs is not None
-    return TokenSequence(
-        thread=0,
-        kind=call.kind,
-        calls=(call.number,),
-        lines=(call.line,),
-        prompt_ids=capture.prompt_token_ids,
-        completion_ids=choice.token_ids,
-        spans=(Span(call.number, call.line, 0, len(choice.token_ids)),),
-        logprobs=tuple(float(value) for value in choice.logprobs),
-        policy_versions=call.policy_versions,
-    )
+    return one_call_sequence(call, capture.prompt_token_ids, capture.completions[next(continued, 0)])

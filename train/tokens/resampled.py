@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from capture.journal.journal import JournalReader
-from capture.sequences.resampled import reply_sent_back
+from capture.sequences.reply_match import reply_sent_back
 from train.rollouts.chat import Chat, chat_of
 from train.rollouts.messages import NotChat
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from capture.errors import CaptureError
 from capture.journal.call import Call
 from capture.journal.journal import JournalReader
+from capture.record import Completion
 from capture.sequences.sequences import TRAINABLE_KINDS, Span, TokenSequence, merge
 from capture.sequences.threads import Placement, Threads
 from capture.token_ids import Ids
@@ -189,22 +190,25 @@ def _multi_prompt_sequences(calls: Sequence[CallSummary]) -> list[TokenSequence]
         if not call.complete or call.capture is None or call.capture.prompt_token_ids is not None:
             continue
         for choice in call.capture.completions:
-            if choice.prompt_token_ids is None or choice.token_ids is None or choice.logprobs is None:
-                continue
-            sequences.append(
-                TokenSequence(
-                    thread=len(sequences),
-                    kind=call.kind,
-                    calls=(call.number,),
-                    lines=(call.line,),
-                    prompt_ids=choice.prompt_token_ids,
-                    completion_ids=choice.token_ids,
-                    spans=(Span(call.number, call.line, 0, len(choice.token_ids)),),
-                    logprobs=tuple(float(value) for value in choice.logprobs),
-                    policy_versions=call.policy_versions,
-                )
-            )
+            if choice.prompt_token_ids is not None and choice.token_ids is not None and choice.logprobs is not None:
+                sequences.append(one_call_sequence(call, choice.prompt_token_ids, choice, thread=len(sequences)))
     return sequences
+
+
+def one_call_sequence(call: CallSummary, prompt_ids: Ids, choice: Completion, thread: int = 0) -> TokenSequence:
+    """The sequence of one choice of one complete call: its prompt and what it sampled."""
+    assert choice.token_ids is not None and choice.logprobs is not None
+    return TokenSequence(
+        thread=thread,
+        kind=call.kind,
+        calls=(call.number,),
+        lines=(call.line,),
+        prompt_ids=prompt_ids,
+        completion_ids=choice.token_ids,
+        spans=(Span(call.number, call.line, 0, len(choice.token_ids)),),
+        logprobs=tuple(float(value) for value in choice.logprobs),
+        policy_versions=call.policy_versions,
+    )
 
 
 def _name_kinds(calls: Sequence[CallSummary], placements: dict[int, Placement], journal: JournalReader) -> None:

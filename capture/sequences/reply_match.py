@@ -12,10 +12,9 @@ def reply_sent_back(message: Message, replies: Sequence[Message | None]) -> int 
     are. White space decides only where nothing else does.
     """
     for relax in (Relax.NOTHING, Relax.SPACES):
+        wanted = canonical_hash(message, relax)
         same = [
-            index
-            for index, reply in enumerate(replies)
-            if reply is not None and canonical_hash(reply, relax) == canonical_hash(message, relax)
+            index for index, reply in enumerate(replies) if reply is not None and canonical_hash(reply, relax) == wanted
         ]
         if len(same) == 1:
             return same[0]
