@@ -25,8 +25,8 @@ FLOORS = {
         "errors", "embedded_engine", "tasks", "containers", "scoring", "agents", "doctor", "rollouts", "demo", "cli",
     ),
     "train": (
-        "errors", "extras", "rollouts", "tokens", "groups", "rows", "stream", "api", "prime_rl", "view", "commands",
-        "cli",
+        "errors", "extras", "rollouts", "tokens", "groups", "rows", "stream", "api", "online", "prime_rl", "view",
+        "commands", "cli",
     ),
 }  # fmt: skip
 

@@ -25,6 +25,19 @@ class CompletionRecord(TypedDict):
     logprobs: list[float] | None
 
 
+class ChatRecord(TypedDict):
+    """What a call sent and what came back, in the shape of chat completions; only a rollout service gives it.
+
+    `continues` is the `index` of the call whose messages these come after; null where `messages` begin a conversation,
+    and then `tools` is there too.
+    """
+
+    continues: int | None
+    messages: list[dict[str, Any]]
+    choices: list[dict[str, Any]]
+    tools: NotRequired[list[dict[str, Any]]]
+
+
 class CallRecord(TypedDict):
     """One captured call: `index` is its 0-based line in `llm_trajectory.jsonl`, `prompt_token_ids` its P prompt ids."""
 
@@ -33,6 +46,7 @@ class CallRecord(TypedDict):
     prompt_token_ids: list[int] | None
     completions: list[CompletionRecord]
     unavailable: dict[str, Any]
+    chat: NotRequired[ChatRecord | None]
 
 
 class SequenceRecord(TypedDict):

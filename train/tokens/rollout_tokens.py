@@ -16,6 +16,7 @@ from capture.sequences.threads import Placement, Threads
 from capture.token_ids import Ids
 from train.rollouts.rollouts import Rollout
 from train.tokens.break_evidence import find_breaks, retried_calls
+from train.tokens.call_chats import CallChats
 from train.tokens.call_summary import CallSummary
 from train.tokens.log_summary import LogSummary
 from train.tokens.resampled import ResampledTurns
@@ -40,6 +41,8 @@ class RolloutTokens:
     placements: dict[int, Placement]
     #: Number of a call that is not complete, by the number of the call that was meant to continue it.
     dropped: dict[int, int] = field(default_factory=dict)
+    #: What was sent and what came back, where it was asked for.
+    chats: CallChats | None = None
 
     @cached_property
     def segment_notes(self) -> list[dict[str, Any]]:
@@ -98,25 +101,34 @@ class RolloutTokens:
                     "not_plain": call.not_plain,
                     "policy_version": next(iter(call.policy_versions), None),
                     "policy_version_end": call.policy_versions[-1] if len(call.policy_versions) > 1 else None,
+                    **({} if self.chats is None else {"chat": self.chats.at(call.line)}),
                 }
             )
         return rows
 
 
 def read_tokens(
-    rollout: Rollout, *, decoder: TokenDecoder | None = None, on_call: Callable[[Call], None] | None = None
+    rollout: Rollout,
+    *,
+    decoder: TokenDecoder | None = None,
+    on_call: Callable[[Call], None] | None = None,
+    chat: bool = False,
 ) -> RolloutTokens:
-    """Reads a rollout's journal once. `on_call` is called with each call, in file order.
+    """Reads a rollout's journal once. `on_call` is called with each call, in file order. `chat` keeps the messages too.
 
     Raises `JournalError` when the journal cannot be read. Single lines that are not a call go to the rollout's `warn`,
     and are listed in `coverage["problems"]`.
     """
     problems: list[str] = []
     calls = []
+    chats = CallChats() if chat else None
     for call in _read(rollout, problems):
         if on_call is not None:
             on_call(call)
-        calls.append(CallSummary.of(call))
+        summary = CallSummary.of(call)
+        calls.append(summary)
+        if chats is not None and summary.capture is not None:
+            chats.add(call)
     if len({call.number for call in calls}) < len(calls):  # two proxies wrote the journal: its lines are the order
         for summary in calls:
             summary.number, summary.retry_of = summary.line, None
@@ -130,7 +142,7 @@ def read_tokens(
     retried = retried_calls(calls, journal)
     breaks, dropped = find_breaks(calls, placements, retried, journal, decoder)
     log = LogSummary(calls, placements, segments, breaks, frozenset(retried), problems)
-    return RolloutTokens(calls, segments, breaks, log, log.to_json(rollout), placements, dropped)
+    return RolloutTokens(calls, segments, breaks, log, log.to_json(rollout), placements, dropped, chats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +168,10 @@ class UnreadableLog:
         }
 
 
-def read_log(rollout: Rollout) -> RolloutTokens | UnreadableLog:
+def read_log(rollout: Rollout, *, chat: bool = False) -> RolloutTokens | UnreadableLog:
     """`read_tokens`, for callers that continue without the log where it cannot be read."""
     try:
-        return read_tokens(rollout)
+        return read_tokens(rollout, chat=chat)
     except CaptureError as error:
         return UnreadableLog(str(error))
 
