@@ -38,6 +38,16 @@ class Timeouts:
     idle: float = 300.0
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerLimits:
+    """Bytes that one answer of an engine may have."""
+
+    #: The whole answer: a compressed answer of a few MiB could otherwise take all memory.
+    size: int = 1 << 30
+    #: One event of a stream: ten times a prompt of a million ids.
+    event: int = 64 << 20
+
+
 def option(default: Any, help: str, **cli_default: Any) -> Any:
     """A setting that is an option of `bench proxy` too; `default` there may be another: `option(0, "…", cli=8100)`."""
     return field(default=default, metadata={"help": help, "default": cli_default.get("cli", default)})
@@ -176,6 +186,8 @@ class Settings(SessionOptions):
     keepalive: float = 10.0
     #: What one client's connection may cost.
     limits: Limits = Limits()  # noqa: RUF009 (frozen)
+    #: What one answer of an engine may cost.
+    answer_limits: AnswerLimits = AnswerLimits()
 
     @classmethod
     def of(cls, session: SessionOptions, **own: Any) -> Settings:

@@ -25,7 +25,7 @@ from proxy.errors import FAILED, NotBridged, Refusal, UpstreamBroke, UpstreamErr
 from proxy.http.client_request import AgentLeft, ClientRequest, reply_headers
 from proxy.http.headers import Headers
 from proxy.sessions.session import Session
-from proxy.upstream.client import LARGEST, Response
+from proxy.upstream.client import Response
 
 log = logging.getLogger("proxy")
 
@@ -35,9 +35,6 @@ LINGER = 0.25
 WRITING = 10.0
 #: Every answer that contains an error contains these bytes.
 ERROR = b'"error"'
-#: Bytes of one event of a stream: ten times a prompt of a million ids.
-LARGEST_EVENT = 64 << 20
-TOO_LARGE = f"the engine's stream is larger than {LARGEST >> 20} MiB, or an event of it than {LARGEST_EVENT >> 20} MiB"
 REDIRECTED = "the engine answered with a redirect; give its final address as --upstream"
 
 
@@ -122,6 +119,7 @@ class Call:
             writer.start(headers)
         decoder = EventDecoder()
 
+        limits = self.route.settings.answer_limits
         received = 0
 
         def take(data: bytes) -> bool:
@@ -129,8 +127,11 @@ class Call:
             self.facts.first_byte()
             out = self._events(decoder.feed(data))
             received += len(data)
-            if decoder.pending > LARGEST_EVENT or received > LARGEST:
-                raise UpstreamBroke(TOO_LARGE)
+            if decoder.pending > limits.event or received > limits.size:
+                raise UpstreamBroke(
+                    f"the engine's stream is larger than {limits.size >> 20} MiB, or an event of it than "
+                    f"{limits.event >> 20} MiB"
+                )
             if self._done:
                 response.end_within(LINGER)
                 if reader.finished and reader.error is None:
@@ -178,7 +179,7 @@ class Call:
         """The engine did not stream. The agent gets its answer as it is, or as the events of a stream."""
         reader = self.upstream.reader
         assert reader is not None
-        data = await response.read()
+        data = await response.read(self.route.settings.answer_limits.size)
         if ERROR in data:  # model text is never changed
             data = self.upstream.scrub(data)
         self.facts.first_byte()
@@ -186,7 +187,7 @@ class Call:
         self.writer.reply(self.translator.whole(reader, data, self._headers(response), streams=self.request.streams))
 
     async def _engine_error(self, response: Response) -> None:
-        data = self.upstream.scrub(await response.read())
+        data = self.upstream.scrub(await response.read(self.route.settings.answer_limits.size))
         self.facts.outcome = "error"
         self.session.tally.last_error = f"HTTP {response.status}: {refusal_text(data)}"
         if response.status == 401:

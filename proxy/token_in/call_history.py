@@ -19,9 +19,9 @@ KNOWN = 100_000
 
 
 class CallHistory:
-    def __init__(self, budget: MemoryBudget | None = None) -> None:
+    def __init__(self, budget: MemoryBudget | None = None, memory: int = MEMORY) -> None:
         self._known: BoundedLRU[int, None] = BoundedLRU(KNOWN, KNOWN * EACH, budget)
-        self._calls: BoundedLRU[int, PastCall] = BoundedLRU(KNOWN, MEMORY, budget, self._on_evict)
+        self._calls: BoundedLRU[int, PastCall] = BoundedLRU(KNOWN, memory, budget, self._on_evict)
 
     def __iter__(self) -> Iterator[PastCall]:
         return iter(self._calls)

@@ -24,7 +24,7 @@ from capture.token_in.bridge import NOTHING_TO_BRIDGE, REASONS
 from capture.token_in.parent import Conversation, Parent, parent
 from proxy.errors import NotBridged, UpstreamError
 from proxy.token_in.call_history import CallHistory, past_call
-from proxy.token_in.render import BridgeBuilder, NoBridge, TemplateFacts
+from proxy.token_in.render import AUDIT_EVERY, BridgeBuilder, NoBridge, TemplateFacts
 from proxy.upstream.replicas import Replica
 
 log = logging.getLogger("proxy")
@@ -68,6 +68,8 @@ class TokenIn:
     bridged: int = 0
     not_bridged: Counter[str] = field(default_factory=Counter)
     history: CallHistory = field(default_factory=CallHistory)
+    #: One bridge in this many is checked in full.
+    audit_every: int = AUDIT_EVERY
     _templates: dict[tuple[str, int], TemplateFacts] = field(default_factory=dict)
     _failures: int = 0
 
@@ -127,7 +129,7 @@ class TokenIn:
     ) -> str | None:
         assert plan.conversation is not None
         plan.template = self._template(replica.label, plan.conversation.options)
-        builder = BridgeBuilder(found, plan.conversation, plan.template, replica, engine, body)
+        builder = BridgeBuilder(found, plan.conversation, plan.template, replica, engine, body, self.audit_every)
         try:
             made = await builder.bridge()
         except NoBridge as no:

@@ -29,7 +29,7 @@ from capture.token_in.parent import Conversation, Parent
 from proxy.upstream.replicas import Replica
 
 #: After the first, one bridge in this many is checked in full, and uses nothing that was learned before.
-AGAIN = 16
+AUDIT_EVERY = 16
 #: Seconds that the engine's tokenizer may take for one round of requests.
 PATIENCE = 5.0
 
@@ -70,6 +70,7 @@ class BridgeBuilder:
         replica: Replica,
         engine: Engine,
         body: dict[str, Any],
+        audit_every: int = AUDIT_EVERY,
     ) -> None:
         self.found = found
         self.now = now
@@ -77,13 +78,14 @@ class BridgeBuilder:
         self.replica = replica
         self.engine = engine
         self.body = body
+        self.audit_every = audit_every
         self.messages: list[Any] = body["messages"]
         self.turn = (found.reply.stop, now.roles[now.replies])
         self.rendered: Ids | None = None
 
     async def bridge(self) -> Bridge:
         """The prompt to send. Raises `NoBridge`, `UpstreamError`, `TimeoutError`."""
-        audit = random.randrange(AGAIN) == 0  # noqa: S311 (a sample, no secret)
+        audit = random.randrange(self.audit_every) == 0  # noqa: S311 (a sample, no secret)
         end = self.template.ends.get(self.turn)
         if self.template.trusted and end is not None and not audit and not _thinks(self.messages[self.now.replies - 1]):
             [rendered] = await self._render([self._question(self.messages)])

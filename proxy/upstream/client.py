@@ -10,9 +10,10 @@ from typing import Protocol
 
 from proxy.errors import UpstreamBroke
 from proxy.http.headers import Headers
+from proxy.settings import AnswerLimits
 
-#: Bytes of an answer that is read whole; a compressed answer of a few MiB could otherwise take all memory.
-LARGEST = 1 << 30
+#: Bytes of an answer that is read whole, unless its reader says otherwise.
+LARGEST = AnswerLimits().size
 #: Bytes of an answer's head, interim answers included, and of what lies between two pieces of its body: chunk lengths
 #: and extensions, trailers.
 LARGEST_HEAD = 256 << 10
@@ -36,8 +37,8 @@ class Response(Protocol):
         """After `seconds` `pump` stops waiting for the rest of the body and raises `UpstreamTimeout`."""
         ...
 
-    async def read(self) -> bytes:
-        """The whole body."""
+    async def read(self, largest: int = LARGEST) -> bytes:
+        """The whole body. Raises `UpstreamBroke` where it has more than `largest` bytes."""
         ...
 
     def close(self) -> None:
@@ -52,13 +53,13 @@ class Client(Protocol):
     async def close(self) -> None: ...
 
 
-async def read_all(response: Response) -> bytes:
-    """An answer's whole body. Raises `UpstreamBroke` where it is larger than `LARGEST`."""
+async def read_all(response: Response, largest: int) -> bytes:
+    """An answer's whole body. Raises `UpstreamBroke` where it has more than `largest` bytes."""
     parts: list[bytes] = []
     size = 0
     async for data in response.chunks():
         size += len(data)
-        if size > LARGEST:
-            raise UpstreamBroke(f"the engine's answer is larger than {LARGEST >> 20} MiB")
+        if size > largest:
+            raise UpstreamBroke(f"the engine's answer is larger than {largest >> 20} MiB")
         parts.append(data)
     return parts[0] if len(parts) == 1 else b"".join(parts)

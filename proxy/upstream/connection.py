@@ -19,7 +19,7 @@ from proxy.errors import UpstreamBroke, UpstreamTimeout
 from proxy.http.decompress import DecompressError, Decompressor, decompressor
 from proxy.http.headers import Headers
 from proxy.settings import Timeouts
-from proxy.upstream.client import LARGEST_HEAD, read_all
+from proxy.upstream.client import LARGEST, LARGEST_HEAD, read_all
 
 #: A timer that fires this many seconds late shows that the process was stopped, or had no CPU.
 LATE = 0.5
@@ -296,8 +296,8 @@ class Connection(asyncio.Protocol):
         self._fail(UpstreamTimeout("the engine did not end its answer"))
         self.drop()
 
-    async def read(self) -> bytes:
-        return await read_all(self)
+    async def read(self, largest: int = LARGEST) -> bytes:
+        return await read_all(self, largest)
 
     def close(self) -> None:
         """Returns the connection to its pool when the answer is complete and both sides keep it; else drops it."""

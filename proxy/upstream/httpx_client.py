@@ -11,7 +11,7 @@ import httpx
 from proxy.errors import UpstreamBroke, UpstreamTimeout, UpstreamUnreachable
 from proxy.http.headers import Headers
 from proxy.settings import Timeouts
-from proxy.upstream.client import read_all
+from proxy.upstream.client import LARGEST, read_all
 
 
 class HostedClient:
@@ -77,8 +77,8 @@ class HostedResponse:
         if self._limit is not None and self._limit.when() is None:
             self._limit.reschedule(asyncio.get_running_loop().time() + seconds)
 
-    async def read(self) -> bytes:
-        return await read_all(self)
+    async def read(self, largest: int = LARGEST) -> bytes:
+        return await read_all(self, largest)
 
     def close(self) -> None:
         task = asyncio.ensure_future(self._answer.aclose())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,30 +38,46 @@ Answer = Callable[[Seen], AsyncIterator[bytes]]
 class FakeEngine:
     """Serves on a free loopback port while its block lasts. `answers` are used up one a call; the last one stays.
 
-    A connection on which nothing comes for `keep` seconds is closed, as Uvicorn does after 5.
+    A connection on which nothing comes for `keep` seconds is closed, as Uvicorn does after 5. With `tls` it listens
+    behind TLS.
     """
 
     def __init__(
-        self, *answers: Answer, engine: str = "vllm", keep: float | None = None, models: Sequence[str] = ("my-policy",)
+        self,
+        *answers: Answer,
+        engine: str = "vllm",
+        keep: float | None = None,
+        models: Sequence[str] = ("my-policy",),
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.answers = list(answers)
         self.engine = engine
         self.models = models
         self.keep = keep
+        self.tls = tls
         self.seen: list[Seen] = []
         self.connections = 0
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = self.server.sockets[0].getsockname()[1]
+        await self.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self, port: int = 0) -> None:
+        """Listens on `port`, or on a free one; after `stop`, on `self.port`, it is the engine that came back."""
+        self.server = await asyncio.start_server(self._serve, "127.0.0.1", port, reuse_address=True, ssl=self.tls)
+        self.port = self.server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Closes the port and every connection."""
         self.server.close()
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self.server.wait_closed()
 
     @property
     def url(self) -> str:

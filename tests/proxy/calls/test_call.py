@@ -433,14 +433,11 @@ async def test_a_session_returns_to_its_replica_when_that_answers_again(started:
             return bench.calls()[-1].metadata["upstream"]
 
         assert await upstream() == "replica-0"
-        first.server.close()
-        for task in list(first.tasks):
-            task.cancel()
-        await asyncio.sleep(0.05)
+        await first.stop()
         assert [await upstream() for _ in range(3)] == ["replica-1"] * 3
         await asyncio.sleep(0.2)
         assert await upstream() == "replica-1", "nothing answers there yet"
-        first.server = await asyncio.start_server(first._serve, "127.0.0.1", first.port)
+        await first.start(first.port)
         async with asyncio.timeout(10):
             while await upstream() != "replica-0":
                 await asyncio.sleep(0.02)
@@ -586,15 +583,11 @@ async def test_an_engine_that_came_back_is_asked_again_who_it_is(started: Starte
     async with FakeEngine(replays("vllm/chat-plain-length-nostream")) as engine, started(engine.url) as bench:
         await bench.client.post("/chat/completions", json=CHAT)
         replica = bench.proxy.sessions.default.replica
-        engine.server.close()
-        await engine.server.wait_closed()
-        for task in list(engine.tasks):
-            task.cancel()
-        await asyncio.sleep(0.05)
+        await engine.stop()
         assert (await bench.client.post("/chat/completions", json=CHAT)).status_code == 502
         engine.engine = "sglang"
         engine.answers = [replays("sglang/chat-return_token_ids-nostream")]
-        engine.server = await asyncio.start_server(engine._serve, "127.0.0.1", engine.port)
+        await engine.start(engine.port)
         assert (await bench.client.post("/chat/completions", json=CHAT)).status_code == 200
         calls = bench.calls()
     assert replica is not None

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-import proxy.token_in.call_history
 import proxy.token_in.render
 from capture.sequences.sequences import Turn, merge
 from capture.sequences.threads import Threads
 from proxy.errors import SettingsError
+from proxy.token_in.call_history import CallHistory
+from proxy.token_in.planner import TokenIn
 from tests.chat_templates import encode
 from tests.conversations import TOOLS
 from tests.proxy.conftest import Bench, Started
@@ -86,6 +87,12 @@ def extending(bench: Bench) -> int:
             [completion.token_ids for completion in call.capture.completions if completion.token_ids is not None],
         )
     return sum(placement.parent is not None for placement in threads.placements.values())
+
+
+def token_in(bench: Bench) -> TokenIn:
+    planner = bench.proxy.sessions.default.token_in
+    assert planner is not None
+    return planner
 
 
 def told(bench: Bench) -> list[dict[str, Any]]:
@@ -399,12 +406,10 @@ async def test_a_fault_of_the_proxys_own_costs_the_bridge_alone(
         assert "ZeroDivisionError" in told(bench)[1]["detail"]
 
 
-async def test_old_calls_make_room_and_are_not_mistaken_for_new_conversations(
-    started: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(proxy.token_in.call_history, "MEMORY", 1)
+async def test_old_calls_make_room_and_are_not_mistaken_for_new_conversations(started: Started) -> None:
     double = TemplateEngine("qwen2_5", [tool_call(n) for n in range(2)])
     async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
+        token_in(bench).history = CallHistory(memory=1)
         client = Client(bench)
         await client.turn()
         await client.turn()
@@ -438,11 +443,11 @@ async def test_a_session_may_ask_for_it_and_must_capture(started: Started, tmp_p
             await bench.proxy.open_session("c", journal=tmp_path / "c.jsonl", token_in="auto", capture=False)
 
 
-async def test_most_calls_ask_for_one_rendering(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_most_calls_ask_for_one_rendering(started: Started) -> None:
     """What a template was seen to do once is not asked for again, but for one call in sixteen."""
-    monkeypatch.setattr(proxy.token_in.render, "AGAIN", 10**9)
     double = TemplateEngine("qwen2_5", [tool_call(n).partition("</think>\n\n")[2] for n in range(9)])
     async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
+        token_in(bench).audit_every = 10**9
         client = Client(bench)
         for _ in range(9):
             await client.turn()
@@ -451,14 +456,12 @@ async def test_most_calls_ask_for_one_rendering(started: Started, monkeypatch: p
         assert len(asked) == 3 + 7
 
 
-async def test_a_reply_that_writes_a_stop_tokens_name_is_bridged_all_the_same(
-    started: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_reply_that_writes_a_stop_tokens_name_is_bridged_all_the_same(started: Started) -> None:
     """Its text is a stop token to the template's tokenizer, and was plain letters when it was sampled."""
-    monkeypatch.setattr(proxy.token_in.render, "AGAIN", 10**9)
     letters = [one for letter in f"Turns end with {STOP} here." for one in encode(letter)] + encode(STOP)
     double = TemplateEngine("qwen2_5", ["One." + STOP, "Two." + STOP, letters, "Four." + STOP])
     async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
+        token_in(bench).audit_every = 10**9
         client = Client(bench)
         for _ in range(4):
             await client.turn()

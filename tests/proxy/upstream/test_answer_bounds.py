@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from proxy.calls import call as calls
+from proxy.settings import AnswerLimits
 from tests.proxy.conftest import Started
 from tests.proxy.fake_engine import SSE_HEAD, Answer, FakeEngine, Seen, answers, chunk, whole
 
@@ -77,12 +77,9 @@ async def test_a_head_that_trickles_has_one_deadline(started: Started, first: by
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_one_event_without_an_end_is_bounded(
-    started: Started, monkeypatch: pytest.MonkeyPatch, stream: bool
-) -> None:
-    monkeypatch.setattr(calls, "LARGEST_EVENT", 1 << 20)
+async def test_one_event_without_an_end_is_bounded(started: Started, stream: bool) -> None:
     engine = FakeEngine(endless(SSE_HEAD + chunk(b"data: "), chunk(b"x" * 65536)))
-    async with engine, started(engine.url) as bench:
+    async with engine, started(engine.url, answer_limits=AnswerLimits(event=1 << 20)) as bench:
         await bench.client.post("/chat/completions", json={**CHAT, "stream": stream})
         (call,) = await bench.recorded()
     assert call.outcome in ("error", "truncated")

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from capture.journal.call import Call
-from proxy.upstream import client
+from proxy.settings import AnswerLimits
 from proxy.upstream.pool import HttpClient
 from proxy.upstream.replicas import UNUSED
 from tests.proxy.conftest import Bench, Started
@@ -167,12 +167,9 @@ async def test_a_broken_compressed_answer_is_502(started: Started, data: bytes) 
     assert call.outcome == "error"
 
 
-async def test_a_compressed_bomb_is_given_up_before_it_fills_the_memory(
-    started: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client, "LARGEST", 8 << 20)
-    bomb = gzip.compress(b" " * (64 << 20))
-    got, call = await asked(started, answers(200, bomb, content_encoding="gzip"), CHAT)
+async def test_a_compressed_bomb_is_given_up_before_it_fills_the_memory(started: Started) -> None:
+    bomb, limits = gzip.compress(b" " * (64 << 20)), AnswerLimits(size=8 << 20)
+    got, call = await asked(started, answers(200, bomb, content_encoding="gzip"), CHAT, answer_limits=limits)
     assert got.status_code == 502 and "larger than 8 MiB" in got.text
     assert call.outcome == "error"
 
@@ -526,22 +523,18 @@ async def test_an_engine_that_comes_back_as_another_is_recorded_as_what_it_is(st
         if how == "broke off":
             first.answers = [sends(HEAD + b"content-length: 99\r\n\r\n{", close=True)]
             assert (await bench.client.post("/chat/completions", json=CHAT)).status_code == 502
-        first.server.close()
-        await first.server.wait_closed()
-        for task in first.tasks:
-            task.cancel()
-        await asyncio.gather(*first.tasks, return_exceptions=True)
+        await first.stop()
         if how == "unreachable":
             assert (await bench.client.post("/chat/completions", json=CHAT)).status_code == 502
         if how == "silent":
             replica.used_at -= UNUSED
         second = FakeEngine(replays("sglang/chat-sglext-length-nostream"), engine="sglang")
-        second.server = await asyncio.start_server(second._serve, "127.0.0.1", port, reuse_address=True)
+        await second.start(port)
         try:
             await bench.client.post("/chat/completions", json=CHAT)
             call = bench.calls()[-1]
         finally:
-            await second.__aexit__()
+            await second.stop()
         assert (call.engine, call.outcome) == ("sglang", "ok")
         assert call.capture is not None and call.capture.complete and replica.buffered == set()
 

@@ -48,14 +48,9 @@ class TlsEngine(FakeEngine):
     """The same double, behind TLS."""
 
     def __init__(self, folder: Path, *given: Any) -> None:
-        super().__init__(*given, engine="none")
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
-
-    async def __aenter__(self) -> TlsEngine:
-        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self.context)
-        self.port = self.server.sockets[0].getsockname()[1]
-        return self
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+        super().__init__(*given, engine="none", tls=tls)
 
     @property
     def url(self) -> str:
