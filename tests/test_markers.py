@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+#: Collecting every test takes ten seconds.
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 PLUGIN = """
 import json

@@ -15,6 +15,7 @@ from typer.main import get_command
 
 from bench import commands as bench_commands
 from capture.command.lazy import LazyCommand
+from tests.forked import run_command
 from tests.train.build import make_job
 
 ROOT = Path(__file__).parents[1]
@@ -34,14 +35,7 @@ def modules(room: str) -> list[Path]:
 
 
 def bench(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "bench", *arguments],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return run_command(["bench", *arguments], cwd=ROOT, env=environment)
 
 
 HEAVY = {
@@ -124,10 +118,7 @@ def test_help_cuts_no_names_on_a_narrow_terminal() -> None:
         (("run",), ("BENCHFLOW_PROVIDER_BASE_URL", "BENCHFLOW_CAPTURE_TOKEN_LOGPROBS=1")),
         (("proxy",), ("CAPTURE_FIRST_BYTE_TIMEOUT", "OUT/default/trajectory/llm_trajectory.jsonl")),
     ):
-        output = subprocess.run(
-            [sys.executable, ROOT / "bench.py", *words, "--help"], env={**os.environ, "COLUMNS": "80"},
-            capture_output=True, text=True, check=True,
-        ).stdout  # fmt: skip
+        output = bench(*words, "--help", COLUMNS="80").stdout
         assert [name for name in names if name not in output] == []
 
 
@@ -139,9 +130,8 @@ def test_a_bug_of_ours_is_said_to_be_one() -> None:
     assert "Traceback" not in answer.stderr
 
 
-@pytest.mark.parametrize("target", sorted(TARGETS))
-def test_every_target_is_a_recipe_that_make_can_plan(target: str) -> None:
-    plan = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True)
+def test_every_target_is_a_recipe_that_make_can_plan() -> None:
+    plan = subprocess.run(["make", "-n", *sorted(TARGETS)], cwd=ROOT, capture_output=True, text=True)
     assert plan.returncode == 0, plan.stderr
 
 

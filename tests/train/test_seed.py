@@ -23,6 +23,7 @@ from capture.journal.layout import JOURNAL
 from proxy import ProxyThread, Settings
 from sandbox.demo.captures import TOOL_MESSAGES, WRITE_TOOL
 from sandbox.embedded_engine import EmbeddedEngine
+from tests.forked import run_command
 from tests.train.build import make_job
 from tests.train.smollm import smollm
 from train import RolloutRecord, stream_rollouts
@@ -93,10 +94,7 @@ def here(tmp_path: Path, journal: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def bench(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "bench", *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    return run_command(["bench", *words])
 
 
 def converted(form: str, *words: str, out: str = "rows/rl-capture.jsonl") -> list[dict[str, Any]]:

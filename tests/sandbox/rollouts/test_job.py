@@ -30,6 +30,7 @@ from sandbox.rollouts.job_folder import open_job
 from sandbox.rollouts.plan import RolloutPlan
 from sandbox.rollouts.progress import Progress
 from sandbox.tasks.task import Task, load_task
+from tests.forked import run_command
 from tests.sandbox.support import WAIT, ShellAgent, attempt, make_task
 
 TASKS = Path(__file__).parents[1] / "tasks"
@@ -299,10 +300,9 @@ def test_config_holds_the_capture_setting_and_no_secret(tmp_path: Path, docker_c
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path, words: list[str], text: str) -> None:
-    run = bench("run", str(TASKS / "write-number"), *words, cwd=tmp_path)
-    out, err = run.communicate(timeout=WAIT)
-    assert run.returncode == 2 and out == ""
-    assert text in err and "Traceback" not in err
+    run = run_command(["sandbox", "run", TASKS / "write-number", *words], cwd=tmp_path)
+    assert run.returncode == 2 and run.stdout == ""
+    assert text in run.stderr and "Traceback" not in run.stderr
 
 
 @pytest.mark.parametrize(
@@ -327,10 +327,9 @@ def test_sampling_is_taken_as_names_and_as_the_proxy_takes_it() -> None:
 
 def test_a_job_that_could_not_begin_leaves_its_name_free(tmp_path: Path) -> None:
     for _ in range(2):
-        run = bench("run", str(TASKS / "write-number"), "-a", "oracle", "--job", "x", cwd=tmp_path,
-                    env={"DOCKER_HOST": f"unix://{tmp_path}/none.sock"})  # fmt: skip
-        _, err = run.communicate(timeout=WAIT)
-        assert run.returncode == 2 and "no Docker engine answers" in err
+        run = run_command(["sandbox", "run", TASKS / "write-number", "-a", "oracle", "--job", "x"], cwd=tmp_path,
+                          env={"DOCKER_HOST": f"unix://{tmp_path}/none.sock"})  # fmt: skip
+        assert run.returncode == 2 and "no Docker engine answers" in run.stderr
         assert not (tmp_path / "jobs" / "x").exists()
 
 
@@ -339,16 +338,17 @@ def test_tasks_check_says_what_is_wrong_with_each(tmp_path: Path) -> None:
         shutil.copytree(TASKS / "write-number", tmp_path / "all" / name)
         text = (tmp_path / "all" / name / "task.md").read_text().replace("timeout_sec: 300", f"{key}: 300")
         (tmp_path / "all" / name / "task.md").write_text(text)
-    out, err = bench("tasks", "check", "all", cwd=tmp_path).communicate(timeout=WAIT)
-    assert "b: good" in out
-    assert "unknown key agent.timout_sec; did you mean timeout_sec?" in err and "unknown key agent.usr" in err
+    check = run_command(["sandbox", "tasks", "check", "all"], cwd=tmp_path)
+    assert "b: good" in check.stdout
+    assert "unknown key agent.timout_sec; did you mean timeout_sec?" in check.stderr
+    assert "unknown key agent.usr" in check.stderr
 
 
 def test_tasks_check_and_init(tmp_path: Path) -> None:
-    made = bench("tasks", "init", "mine", cwd=tmp_path)
-    assert "try it with: bench run mine -a oracle" in made.communicate(timeout=WAIT)[0]
+    init = run_command(["sandbox", "tasks", "init", "mine"], cwd=tmp_path)
+    assert "try it with: bench run mine -a oracle" in init.stdout
     (tmp_path / "broken").mkdir()
-    checked = bench("tasks", "check", "mine", "broken", str(TASKS), cwd=tmp_path)
-    out, err = checked.communicate(timeout=WAIT)
-    assert checked.returncode == 2
-    assert "mine: good" in out and "write-number: good" in out and "broken holds neither task.md nor task.toml" in err
+    check = run_command(["sandbox", "tasks", "check", "mine", "broken", TASKS], cwd=tmp_path)
+    assert check.returncode == 2
+    assert "mine: good" in check.stdout and "write-number: good" in check.stdout
+    assert "broken holds neither task.md nor task.toml" in check.stderr

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.forked import run_command
 from tests.schemas import validator
 from tests.train.build import CRASH, conversation, dead_pid, end_job, make_job, make_rollout, trials, write
 
@@ -21,10 +22,8 @@ ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-m", "train", "stream"]
 
 
-def stream(*words: object, env: dict[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, *map(str, words)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment, **options)
+def stream(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return run_command(["train", "stream", *words], cwd=cwd)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import run_command
 from tests.train.build import make_job
 from tests.train.tool_calls import tool_job, tool_rollout
 
@@ -47,10 +48,7 @@ def environment(place: Path, **more: str) -> dict[str, str]:
 
 
 def run(place: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "train", "run", "sft", *arguments],
-        cwd=place, env=environment(place, **more), capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    return run_command(["train", "run", "sft", *arguments], cwd=place, env=environment(place, **more))
 
 
 ALL = ("job", "--prime-rl-dir", "prime-rl", "--model", "Qwen/Qwen2.5-0.5B-Instruct")

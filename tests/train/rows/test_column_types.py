@@ -23,8 +23,9 @@ from train.rows.formats.prime_sft import FORMAT
 from train.rows.validate import validate
 from train.rows.writers import JsonlWriter
 
-#: 26 rows of this are more than 25 MiB.
+#: `EARLY` rows of this are more than the first 10 MiB of a file.
 PAD = "word " * 200_000
+EARLY = 12
 
 
 def loads(path: Path) -> list[str]:
@@ -72,13 +73,13 @@ def tool_calls(arguments: dict[str, Any] = ARGUMENTS) -> list[Line]:
 
 FIRST: dict[str, Any] = {"reward": None}
 LATE: dict[str, list[dict[str, Any]]] = {
-    "a reward": [FIRST] * 26 + [{"reward": 0.5}],
-    "a task, an agent and a model": [{"result": {"task_name": None, "agent": None, "model": None}}] * 26 + [{}],
-    "tool calls": [{"calls": plain_calls()}] * 26 + [{"calls": tool_calls()}],
-    "an argument": [{"calls": tool_calls()}] * 26 + [{"calls": tool_calls({"other": {"deep": [1]}})}],
-    "a fraction": [{"calls": tool_calls({"n": 1})}] * 26 + [{"calls": tool_calls({"n": 1.5})}],
-    "a text after dates": [{"calls": tool_calls({"n": "2024-01-01"})}] * 26 + [{"calls": tool_calls({"n": "soon"})}],
-    "an item of a list": [{"calls": tool_calls({"n": []})}] * 26 + [{"calls": tool_calls({"n": [{"m": None}]})}],
+    "a reward": [FIRST] * EARLY + [{"reward": 0.5}],
+    "a task, an agent and a model": [{"result": {"task_name": None, "agent": None, "model": None}}] * EARLY + [{}],
+    "tool calls": [{"calls": plain_calls()}] * EARLY + [{"calls": tool_calls()}],
+    "an argument": [{"calls": tool_calls()}] * EARLY + [{"calls": tool_calls({"other": {"deep": [1]}})}],
+    "a fraction": [{"calls": tool_calls({"n": 1})}] * EARLY + [{"calls": tool_calls({"n": 1.5})}],
+    "a text after dates": [{"calls": tool_calls({"n": "2024-01-01"})}] * EARLY + [{"calls": tool_calls({"n": "soon"})}],
+    "an item of a list": [{"calls": tool_calls({"n": []})}] * EARLY + [{"calls": tool_calls({"n": [{"m": None}]})}],
 }
 
 
@@ -89,20 +90,20 @@ def test_rows_that_show_a_type_late_come_first(tmp_path: Path, form: str, late: 
     job = make_job(tmp_path / "job", specs)
     out = tmp_path / "rows.jsonl"
     result = convert(job, out, options(format=form))
-    assert result.rows == 27 and out.stat().st_size > 25 << 20
+    assert result.rows == EARLY + 1 and out.stat().st_size > CHUNK + len(PAD)
     assert loads(out) == []
     assert validate(out, form).problems == []
 
 
 def test_the_rows_of_ids_show_their_types_first(tmp_path: Path) -> None:
     long = conversation(1)
-    long[0]["metadata"]["token_capture"]["prompt_token_ids"] = list(range(200_000))
+    long[0]["metadata"]["token_capture"]["prompt_token_ids"] = list(range(130_000))
     stamped = json.loads(json.dumps(long))
     stamped[0]["metadata"]["policy_version"] = "step-2"
-    job = make_job(tmp_path / "job", [{"calls": long, "reward": None}] * 20 + [{"calls": stamped}])
+    job = make_job(tmp_path / "job", [{"calls": long, "reward": None}] * EARLY + [{"calls": stamped}])
     out = tmp_path / "rows.jsonl"
-    assert convert(job, out, options(format="trl-sft-ids")).rows == 21
-    assert out.stat().st_size > 25 << 20 and loads(out) == []
+    assert convert(job, out, options(format="trl-sft-ids")).rows == EARLY + 1
+    assert out.stat().st_size > CHUNK * 1.2 and loads(out) == []
     assert validate(out, "trl-sft-ids").ok
 
 
@@ -157,11 +158,13 @@ def test_validate_refuses_what_load_dataset_refuses(
 ) -> None:
     row = {"messages": [{"role": "user", "content": PAD}, {"role": "assistant", "content": "x"}]}
     path = tmp_path / "rows.jsonl"
-    path.write_bytes(b"".join(orjson.dumps(row | extra) + b"\n" for extra in [early] * 12 + [late]))
+    path.write_bytes(b"".join(orjson.dumps(row | extra) + b"\n" for extra in [early] * EARLY + [late]))
     assert FORMAT.check(row) == []
     report = validate(path, "prime-sft")
-    assert not report.ok and any(problem.startswith(f"row 13: {field} has its first") for problem in report.problems)
-    path.write_bytes(b"".join(orjson.dumps(row | extra) + b"\n" for extra in [late] + [early] * 12))
+    assert not report.ok and any(
+        problem.startswith(f"row {EARLY + 1}: {field} has its first") for problem in report.problems
+    )
+    path.write_bytes(b"".join(orjson.dumps(row | extra) + b"\n" for extra in [late] + [early] * EARLY))
     assert validate(path, "prime-sft").ok or field == "score"
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.forked import run_command
 from tests.train.build import broken, conversation, failed, line, make_job, make_rollout, uncaptured
 from tests.train.conversion import notes_of, options, rows_of, run
 from tests.train.tool_calls import ASK, tool_job, tool_rollout
@@ -301,10 +299,7 @@ def test_the_manifest_counts_in_benchflows_words(tmp_path: Path) -> None:
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: list[str], sentence: str) -> None:
     tool_job(tmp_path / "job")
-    answer = subprocess.run(
-        [sys.executable, "-m", "train", "convert", *arguments],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    answer = run_command(["train", "convert", *arguments], cwd=tmp_path)
     assert answer.returncode == 2
     assert sentence in answer.stderr and len(answer.stderr.splitlines()) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job"]
