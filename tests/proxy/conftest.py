@@ -58,7 +58,7 @@ def started(tmp_path: Path) -> Started:
         options.setdefault("grace", 5.0)
         async with (
             serve(Settings(upstream=list(upstream), out=out, **options)) as proxy,
-            httpx.AsyncClient(base_url=proxy.base_url, timeout=30) as client,
+            httpx.AsyncClient(base_url=proxy.base_url, timeout=30, verify=False) as client,
         ):
             yield Bench(proxy, client, out)
 

@@ -86,7 +86,7 @@ class FakeEngine:
     @property
     def calls(self) -> list[Seen]:
         """The model calls, without what the proxy asked to know the engine."""
-        return [one for one in self.seen if one.method == "POST"]
+        return [request for request in self.seen if request.method == "POST"]
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -190,12 +190,12 @@ def streams(
 
 def transcript(name: str) -> tuple[dict[str, Any], bytes]:
     """What was recorded from a real engine: the call, and the bytes of its answer."""
-    told = json.loads((TRANSCRIPTS / f"{name}.json").read_text())
-    return told, (TRANSCRIPTS / f"{name}.body").read_bytes()
+    recorded = json.loads((TRANSCRIPTS / f"{name}.json").read_text())
+    return recorded, (TRANSCRIPTS / f"{name}.body").read_bytes()
 
 
 def replays(name: str, **options: Any) -> Answer:
-    told, data = transcript(name)
-    if told["response"]["headers"]["content-type"].startswith("text/event-stream"):
+    recorded, data = transcript(name)
+    if recorded["response"]["headers"]["content-type"].startswith("text/event-stream"):
         return streams(data, **options)
-    return answers(told["response"]["status"], data)
+    return answers(recorded["response"]["status"], data)

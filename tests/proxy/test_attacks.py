@@ -78,12 +78,12 @@ NEARLY = (
 
 async def test_what_is_nearly_a_key_is_none(tmp_path: Path) -> None:
     async with house(tmp_path) as here:
-        given = here.ours.api_key
-        names = {"id": here.ours.id, "half": given[: len(given) // 2], "key": given, "admin": ADMIN_KEY}
+        our_key = here.ours.api_key
+        names = {"id": here.ours.id, "half": our_key[: len(our_key) // 2], "key": our_key, "admin": ADMIN_KEY}
         keys = [key.format(**names, engine=ENGINE_KEY) for key in NEARLY]
         got = await asyncio.gather(*(here.send(post(BODY, f"authorization: {key}")) for key in keys))
         assert [statuses(reply) for reply in got] == [[401]] * len(NEARLY)
-        assert given.encode() not in b"".join(got) and here.theirs.api_key.encode() not in b"".join(got)
+        assert our_key.encode() not in b"".join(got) and here.theirs.api_key.encode() not in b"".join(got)
         assert await here.untouched()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import signal
 import socket
@@ -20,6 +19,7 @@ from typer.testing import CliRunner
 import proxy.cli
 import proxy.workers.supervisor
 from proxy import Settings
+from tests.forked import run_command
 from tests.proxy.fake_engine import FakeEngine, replays
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +72,7 @@ def settings_of(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_every_option_is_in_the_table() -> None:
     command = typer.main.get_command(proxy.cli.app)
     options = {parameter.opts[0]: parameter for parameter in command.params if parameter.param_type_name == "option"}
-    options = {name: one for name, one in options.items() if "completion" not in name and name != "--help"}
+    options = {name: option for name, option in options.items() if "completion" not in name and name != "--help"}
     assert set(options) == set(OPTIONS)
     for name, option in options.items():
         assert option.envvar == "CAPTURE_" + name[2:].upper().replace("-", "_")
@@ -82,16 +82,16 @@ def test_every_option_is_in_the_table() -> None:
 def test_each_option_and_its_variable_make_the_same_setting(settings_of: Any, name: str) -> None:
     text, setting, value = OPTIONS[name]
     default = getattr(settings_of(), setting)
-    given = [FLAGS[name]] if name in FLAGS else [name, text]
+    arguments = [FLAGS[name]] if name in FLAGS else [name, text]
     assert default != value
-    assert getattr(settings_of(*given), setting) == value
+    assert getattr(settings_of(*arguments), setting) == value
     assert getattr(settings_of(**{"CAPTURE_" + name[2:].upper().replace("-", "_"): text}), setting) == value
 
 
 def test_several_upstreams_are_options_or_words_of_one_variable(settings_of: Any) -> None:
-    one, two = "http://127.0.0.1:1/v1", "http://127.0.0.1:2/v1"
-    assert settings_of("--upstream", one, "--upstream", two).upstream == [one, two]
-    assert settings_of(CAPTURE_UPSTREAM=f"{one},{two}").upstream == [one, two]
+    first, second = "http://127.0.0.1:1/v1", "http://127.0.0.1:2/v1"
+    assert settings_of("--upstream", first, "--upstream", second).upstream == [first, second]
+    assert settings_of(CAPTURE_UPSTREAM=f"{first},{second}").upstream == [first, second]
 
 
 @pytest.mark.parametrize(("value", "capture"), [("1", True), ("0", False), ("auto", True), ("off", False), ("", True)])
@@ -139,10 +139,7 @@ def test_an_error_is_one_sentence_and_exit_2(
 ) -> None:
     if "--out" not in arguments:
         arguments = (*arguments, "--out", str(tmp_path))
-    done = subprocess.run(
-        [*COMMANDS[0], *arguments, "--no-probe"], env={**os.environ, **environment}, cwd=ROOT,
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    done = run_command(["proxy", *arguments, "--no-probe"], env=environment)
     assert done.returncode == 2 and done.stdout == ""
     assert re.search(words, done.stderr), done.stderr
     assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("proxy: ")
@@ -172,12 +169,12 @@ async def test_it_starts_says_where_it_is_serves_and_stops_with_0(
             cwd=ROOT,
         )  # fmt: skip
         assert child.stderr is not None
-        told = ""
+        log = ""
         async with asyncio.timeout(20):
-            while "probe:" not in told or "admin:" not in told:
-                told += (await child.stderr.readline()).decode()
-        agents = re.search(r"agents: (http://127\.0\.0\.1:\d+/v1)", told)
-        admin = re.search(r"admin: (\S+) \(key (\S+)\)", told)
+            while "probe:" not in log or "admin:" not in log:
+                log += (await child.stderr.readline()).decode()
+        agents = re.search(r"agents: (http://127\.0\.0\.1:\d+/v1)", log)
+        admin = re.search(r"admin: (\S+) \(key (\S+)\)", log)
         assert agents and admin
         async with httpx.AsyncClient() as client:
             got = await client.post(agents[1] + "/chat/completions", json={"messages": [], "stream": True})
@@ -185,10 +182,10 @@ async def test_it_starts_says_where_it_is_serves_and_stops_with_0(
         assert got.content.endswith(b"data: [DONE]\n\n") and metrics.status_code == 200
         child.send_signal(number)
         out, rest = await asyncio.wait_for(child.communicate(), 20)
-        told += rest.decode()
+        log += rest.decode()
     journal = tmp_path / "out/default/trajectory/llm_trajectory.jsonl"
     assert child.returncode == 0 and out == b""
-    assert f"journal: {journal}" in told and "stopped: 1 calls recorded, 1 complete" in told
-    assert "vllm 0.32.0: prompt ids, sampled ids and one logprob per id come back" in told
-    assert "Traceback" not in told and "sk-engine-key-0" not in told and f":{engine.port}" not in told
+    assert f"journal: {journal}" in log and "stopped: 1 calls recorded, 1 complete" in log
+    assert "vllm 0.32.0: prompt ids, sampled ids and one logprob per id come back" in log
+    assert "Traceback" not in log and "sk-engine-key-0" not in log and f":{engine.port}" not in log
     assert len(journal.read_bytes().splitlines()) == 1

@@ -32,7 +32,7 @@ async def test_streams_sync_async_and_raw(started: Started, buffered: bool) -> N
         def sync() -> str:
             with openai.OpenAI(base_url=url, api_key="x", max_retries=0) as api:
                 stream = api.chat.completions.create(**GIVEN, stream=True)
-                return "".join(one.choices[0].delta.content or "" for one in stream)
+                return "".join(event.choices[0].delta.content or "" for event in stream)
 
         assert await asyncio.to_thread(sync) == TEXT
         async with openai.AsyncOpenAI(base_url=url, api_key="x", max_retries=0) as api:
@@ -59,7 +59,7 @@ async def test_whole_answers_and_errors(started: Started) -> None:
             assert (await api.chat.completions.create(**GIVEN)).choices[0].message.content == TEXT
             with pytest.raises(openai.RateLimitError, match="busy"):
                 await api.chat.completions.create(**GIVEN)
-            assert [one.id async for one in api.models.list()] == ["my-policy"]
+            assert [model.id async for model in api.models.list()] == ["my-policy"]
             with pytest.raises(openai.NotFoundError):
                 await api.embeddings.create(model="x", input="y")
 

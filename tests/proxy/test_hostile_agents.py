@@ -51,7 +51,7 @@ async def test_a_deeply_nested_request_is_answered_and_recorded(
 
 
 @pytest.mark.parametrize(
-    ("added", "kept"),
+    ("added", "expected"),
     [
         (b',"temperature":NaN}', b'"temperature":NaN'),
         (b',"temperature":-Infinity}', b'"temperature":-Infinity'),
@@ -62,14 +62,14 @@ async def test_a_deeply_nested_request_is_answered_and_recorded(
     ],
 )
 async def test_json_that_only_python_writes_reaches_the_engine_as_it_is(
-    started: Started, added: bytes, kept: bytes
+    started: Started, added: bytes, expected: bytes
 ) -> None:
     """NaN must not become null: the engine's own error is what the agent would have had."""
     async with FakeEngine(replays(PLAIN)) as engine, started(engine.url) as bench:
         got = await exchange(bench.proxy.port, post(RAW[:-1] + added))
         assert bench.call().outcome == "ok"
     assert statuses(got) == [200]
-    assert kept in engine.calls[0].raw
+    assert expected in engine.calls[0].raw
 
 
 ODD: list[dict[str, Any]] = [

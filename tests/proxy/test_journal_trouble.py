@@ -54,9 +54,9 @@ async def test_a_journal_that_is_no_longer_at_its_path_is_said(
         elif trouble == "file moved":
             bench.journal.rename(bench.journal.with_suffix(".old"))
         else:
-            beside = bench.journal.with_suffix(".new")
-            beside.write_bytes(bench.journal.read_bytes())
-            beside.replace(bench.journal)
+            new_path = bench.journal.with_suffix(".new")
+            new_path.write_bytes(bench.journal.read_bytes())
+            new_path.replace(bench.journal)
         await answered(bench)
         await answered(bench)
         assert "deleted or moved" in state(bench)["journal_failed"]

@@ -42,8 +42,8 @@ async def kill(tmp_path: Path, rounds: int) -> None:
             finally:
                 os.kill(proxy.pid, signal.SIGKILL)
                 proxy.wait()
-            for one in clients:
-                one.cancel()
+            for agent in clients:
+                agent.cancel()
             await asyncio.gather(*clients, return_exceptions=True)
             await http.aclose()
     reader = JournalReader(tmp_path / "captures/default/trajectory/llm_trajectory.jsonl")

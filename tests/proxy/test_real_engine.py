@@ -94,7 +94,7 @@ COMPLETE = ("plain", "to its own end", "one token", "tools", "logprobs asked for
 STREAMED = ("plain", "to its own end", "tools", "tools required", "a stop string", "text")
 
 
-def told(data: bytes) -> dict[str, Any]:
+def assembled(data: bytes) -> dict[str, Any]:
     """What a stream says, however it is cut into chunks."""
     record: dict[str, Any] = {"text": "", "finish": None, "tools": {}, "done": data.endswith(b"data: [DONE]\n\n")}
     for block in data.decode().split("\n\n"):
@@ -105,9 +105,9 @@ def told(data: bytes) -> dict[str, Any]:
             record["text"] += delta.get("content") or choice.get("text") or ""
             record["finish"] = choice.get("finish_reason") or record["finish"]
             for tool in delta.get("tool_calls") or ():
-                held = record["tools"].setdefault(tool["index"], {"name": "", "arguments": ""})
+                tool_call = record["tools"].setdefault(tool["index"], {"name": "", "arguments": ""})
                 for name, value in tool["function"].items():
-                    held[name] += value
+                    tool_call[name] += value
     return record
 
 
@@ -120,7 +120,7 @@ async def test_a_streamed_answer_says_the_same_as_the_engines_own_stream(
         direct, through = await both(bench, engine, path, {**STEADY, **body, "stream": True})
         (call,) = bench.calls()
     assert through.headers["content-type"].split(";")[0] == direct.headers["content-type"].split(";")[0]
-    assert told(through.content) == told(direct.content)
+    assert assembled(through.content) == assembled(direct.content)
     assert b"logprob" not in through.content.replace(b'"logprobs":null', b"")
     assert call.metadata["stream"] is True
 
@@ -206,8 +206,10 @@ async def test_how_the_engine_samples_by_itself_is_on_the_record(bench_of: Calla
         call = await recorded(bench, "/chat/completions", {**COLOURS, "max_tokens": 2, "top_k": 7})
     sampling = call.metadata["sampling"]
     assert sampling["sent"] == {"max_tokens": 2, "top_k": 7, "temperature": 0, "seed": 1}
-    told = {name: round(sampling["engine_defaults"][name], 3) for name in ("temperature", "top_k", "top_p", "min_p")}
-    assert told == {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}, "llama.cpp's own, not neutral"
+    defaults = {
+        name: round(sampling["engine_defaults"][name], 3) for name in ("temperature", "top_k", "top_p", "min_p")
+    }
+    assert defaults == {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}, "llama.cpp's own, not neutral"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -226,17 +228,17 @@ async def test_the_official_client_works_and_finds_its_own_fields_only(
 ) -> None:
     async with bench_of(keepalive=0.02) as bench:
         api = openai.AsyncOpenAI(base_url=bench.proxy.base_url, api_key="none", max_retries=0)
-        given: dict[str, Any] = {**COLOURS, "model": engine.model, "max_tokens": 24, "temperature": 0}
+        request: dict[str, Any] = {**COLOURS, "model": engine.model, "max_tokens": 24, "temperature": 0}
         if stream:
             text = ""
             async for chunk in await api.chat.completions.create(
-                **given, stream=True, stream_options={"include_usage": True}
+                **request, stream=True, stream_options={"include_usage": True}
             ):
                 text += "".join(choice.delta.content or "" for choice in chunk.choices)
                 usage = chunk.usage
                 assert all(choice.logprobs is None for choice in chunk.choices)
         else:
-            answer = await api.chat.completions.create(**given)
+            answer = await api.chat.completions.create(**request)
             text, usage = answer.choices[0].message.content or "", answer.usage
             assert answer.choices[0].logprobs is None
         await api.close()

@@ -254,7 +254,7 @@ async def test_an_unreachable_engine_is_a_502_that_names_no_address(started: Sta
     assert "127.0.0.1" not in answer.text and f":{engine.port}" not in answer.text
     assert call.outcome == "error" and call.status_code == 502
     assert call.capture is not None
-    details = {one.detail for one in call.capture.unavailable.values()}
+    details = {why.detail for why in call.capture.unavailable.values()}
     assert details == {"the engine cannot be reached; is it up?"}, "no engine answered 502: it was the proxy"
 
 
@@ -569,13 +569,13 @@ async def test_a_fault_of_ours_in_reading_an_answer_costs_the_record_not_the_cal
 
 async def test_sessions_are_spread_over_replicas_and_stay(started: Started) -> None:
     plain = replays("vllm/chat-plain-length-nostream")
-    async with FakeEngine(plain) as one, FakeEngine(plain) as two, started(one.url, two.url) as bench:
+    async with FakeEngine(plain) as first, FakeEngine(plain) as second, started(first.url, second.url) as bench:
         root = bench.proxy.base_url.removesuffix("/v1")
         for _ in range(3):
             for name in ("a", "b", "c", "d"):
                 stream = {"stream": False}
                 await bench.client.post(f"{root}/s/{name}/v1/chat/completions", json={**CHAT, **stream, "user": name})
-        users = [{call.body["user"] for call in engine.calls} for engine in (one, two)]
+        users = [{call.body["user"] for call in engine.calls} for engine in (first, second)]
     assert [len(names) for names in users] == [2, 2] and not users[0] & users[1]
 
 

@@ -63,7 +63,7 @@ STREAMS: dict[str, tuple[list[Json], str]] = {
 @pytest.mark.parametrize("name", STREAMS)
 async def test_an_odd_stream_is_read_as_it_is_meant(started: Started, route: str, name: str) -> None:
     chunks, text = STREAMS[name]
-    data = b"".join(b"data: %b\n\n" % json.dumps(one).encode() for one in chunks) + b"data: [DONE]\n\n"
+    data = b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in chunks) + b"data: [DONE]\n\n"
     path, body = ROUTES[route]
     async with FakeEngine(streams(data)) as engine, started(engine.url) as bench:
         answer = await bench.client.post(path, json={"model": "m", "stream": True, **body})

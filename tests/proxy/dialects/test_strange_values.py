@@ -53,15 +53,15 @@ def with_strange_values(value: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def test_a_gemini_request_is_a_chat_request_or_a_refusal() -> None:
-    kept = refused = 0
+    translated = refused = 0
     for body in with_strange_values(GEMINI):
         try:
             json.dumps(GeminiDialect("m", True).translate(body, {}).chat)
-            kept += 1
+            translated += 1
         except Refusal as refusal:
             assert refusal.status == 400
             refused += 1
-    assert kept > 200 and refused > 200
+    assert translated > 200 and refused > 200
 
 
 @pytest.mark.parametrize("name", ASKED)

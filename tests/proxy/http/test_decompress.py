@@ -36,7 +36,7 @@ def split(data: bytes, step: int) -> list[bytes]:
 def decompressed(coding: str, data: list[bytes]) -> bytes:
     coder = decompressor(coding)
     assert coder is not None
-    pieces = [piece for given in data for piece in coder.feed(given)]
+    pieces = [piece for part in data for piece in coder.feed(part)]
     coder.finish()
     assert all(len(piece) <= PIECE for piece in pieces)
     return b"".join(pieces)

@@ -87,7 +87,7 @@ async def test_a_large_journal_is_not_read_again_unless_somebody_wrote_in_it(
     """Reading it blocks the calls of all other sessions."""
     read: list[Any] = []
     usual = mmap.mmap
-    monkeypatch.setattr(mmap, "mmap", lambda *given, **more: (read.append(given), usual(*given, **more))[1])
+    monkeypatch.setattr(mmap, "mmap", lambda *arguments, **more: (read.append(arguments), usual(*arguments, **more))[1])
     async with FakeEngine(replays(PLAIN)) as engine, started(engine.url) as bench:
         for _ in range(2):
             await post(bench, "task-1")

@@ -60,6 +60,6 @@ def test_long_names_are_not_kept() -> None:
     for number in range(200):
         name = f"{number:05d}" * 10_000
         retries.remember(b"%d" % number, ONE, name, number, "error")
-    kept = tracemalloc.get_traced_memory()[0]
+    memory = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    assert kept < 200_000 and retries.of(b"x", ONE, "00007" * 10_000) == 7
+    assert memory < 200_000 and retries.of(b"x", ONE, "00007" * 10_000) == 7

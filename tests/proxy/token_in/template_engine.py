@@ -54,21 +54,21 @@ class TemplateEngine:
         return whole(200, made) if made is not None else whole(400, {"error": {"message": "template", "code": 400}})
 
     def _chat(self, body: dict[str, Any]) -> list[bytes]:
-        given = (body.get("kv_transfer_params") or {}).get("prompt_token_ids")
-        if given is not None and self.refuses_prompts:
+        prompt_ids = (body.get("kv_transfer_params") or {}).get("prompt_token_ids")
+        if prompt_ids is not None and self.refuses_prompts:
             return [whole(400, {"error": {"message": "kv_transfer_params: not here", "code": 400}})]
         rendered = encode(
             self.template.render(
                 body["messages"], body.get("tools"), to_be_answered=True, **(body.get("chat_template_kwargs") or {})
             )
         )
-        self.given.append(given is not None)
-        prompt = given if given is not None and not self.ignores_prompts else rendered
+        self.given.append(prompt_ids is not None)
+        prompt = prompt_ids if prompt_ids is not None and not self.ignores_prompts else rendered
         self.prompts.append(prompt)
         sample = self.samples.pop(0)
         ids = encode(sample) if isinstance(sample, str) else sample
         message, finish = self._parsed(ids)
-        told = {
+        answer_base = {
             "id": "chatcmpl-1",
             "model": body["model"],
             "created": 1,
@@ -91,7 +91,7 @@ class TemplateEngine:
                 whole(
                     200,
                     {
-                        **told,
+                        **answer_base,
                         "object": "chat.completion",
                         "choices": [choice],
                         "usage": usage,
@@ -101,7 +101,7 @@ class TemplateEngine:
             ]
         delta = {name: value for name, value in message.items() if name != "role" and value}
         if "tool_calls" in delta:
-            delta["tool_calls"] = [{"index": n, **one} for n, one in enumerate(delta["tool_calls"])]
+            delta["tool_calls"] = [{"index": n, **piece} for n, piece in enumerate(delta["tool_calls"])]
         first = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
         last = {
             "index": 0,
@@ -111,11 +111,11 @@ class TemplateEngine:
             "stop_reason": None,
             "token_ids": ids,
         }
-        told["object"] = "chat.completion.chunk"
+        answer_base["object"] = "chat.completion.chunk"
         parts = [
-            {**told, "choices": [first], "prompt_token_ids": prompt},
-            {**told, "choices": [last]},
-            {**told, "choices": [], "usage": usage},
+            {**answer_base, "choices": [first], "prompt_token_ids": prompt},
+            {**answer_base, "choices": [last]},
+            {**answer_base, "choices": [], "usage": usage},
         ]
         events = b"".join(b"data: " + json.dumps(part).encode() + b"\n\n" for part in parts) + b"data: [DONE]\n\n"
         return [SSE_HEAD, chunk(events), b"0\r\n\r\n"]
@@ -130,15 +130,15 @@ class TemplateEngine:
         if "</think>" in text:
             reasoning, _, text = text.partition("</think>")
             message["reasoning"], message["content"] = reasoning.removeprefix("<think>"), text
-        calls = [json.loads(one) for one in _CALL.findall(text)]
+        calls = [json.loads(arguments) for arguments in _CALL.findall(text)]
         if calls and stopped:
             message["content"] = text[: text.index("<tool_call>")].rstrip("\n") or None
             message["tool_calls"] = [
                 {
                     "id": f"chatcmpl-tool-{len(self.prompts)}-{number}" if self.call_id == "own" else self.call_id,
                     "type": "function",
-                    "function": {"name": one["name"], "arguments": json.dumps(one["arguments"])},
+                    "function": {"name": tool_call["name"], "arguments": json.dumps(tool_call["arguments"])},
                 }
-                for number, one in enumerate(calls)
+                for number, tool_call in enumerate(calls)
             ]
         return message, "length" if not stopped else "tool_calls" if calls else "stop"

@@ -20,13 +20,13 @@ def test_what_is_held_of_a_bridged_call_is_counted() -> None:
     conversation = Conversation.of(body)
     assert conversation is not None
     answer = {"choices": [{"index": 0, "message": {"content": "b"}, "finish_reason": "stop", "stop_reason": None}]}
-    held, calls = CallHistory(), []
+    history, calls = CallHistory(), []
     gc.collect()
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     for number in range(20):
         rendered = Ids.from_json(list(range(number + 1_000, number + 1_000 + LENGTH)))
-        prompt = Ids.parse_text(b",".join(b"%d" % one for one in range(number + 900, number + 900 + LENGTH)))
+        prompt = Ids.parse_text(b",".join(b"%d" % token for token in range(number + 900, number + 900 + LENGTH)))
         capture = TokenCapture(
             "openai-chat",
             "vllm",
@@ -36,13 +36,13 @@ def test_what_is_held_of_a_bridged_call_is_counted() -> None:
             {},
         )
         calls.append(past_call(number, conversation, rendered, engine("vllm"), body, capture, answer))
-        held.add(calls[-1])
+        history.add(calls[-1])
     del rendered, prompt, capture
     gc.collect()
-    kept = tracemalloc.get_traced_memory()[0] - before
+    memory = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     result = sum(call.size for call in calls)
-    assert len(list(held)) == 20 and 0.8 * result < kept < 1.25 * result
+    assert len(list(history)) == 20 and 0.8 * result < memory < 1.25 * result
 
 
 def test_what_is_held_is_nothing_that_the_collector_looks_at() -> None:
@@ -52,14 +52,14 @@ def test_what_is_held_is_nothing_that_the_collector_looks_at() -> None:
     assert conversation is not None
     answer = {"choices": [{"index": 0, "message": {"content": "b"}, "finish_reason": "stop", "stop_reason": None}]}
     completion = Completion(0, Ids.of([7, 8]), tokens=["b", ""], logprobs=[-0.1, -0.1])
-    held, kept = CallHistory(), AnswerCache()
+    history, cache = CallHistory(), AnswerCache()
     looked_at = []
     for number in range(300):
         capture = TokenCapture("openai-chat", "vllm", {}, Ids.of([number]), [completion], {})
-        held.add(past_call(number, conversation, None, engine("vllm"), body, capture, answer))
-        kept.keep({f"resp_{number}": b"x"})
+        history.add(past_call(number, conversation, None, engine("vllm"), body, capture, answer))
+        cache.keep({f"resp_{number}": b"x"})
         if number in (99, 299):
             del capture
             gc.collect()
             looked_at.append(len(gc.get_objects()))
-    assert looked_at[1] - looked_at[0] < 50 and len(list(held)) == 300
+    assert looked_at[1] - looked_at[0] < 50 and len(list(history)) == 300

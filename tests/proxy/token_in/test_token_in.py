@@ -65,10 +65,10 @@ class Client:
         return message
 
     async def turn(self) -> None:
-        said = await self.ask()
-        back: dict[str, Any] = {"role": "assistant", "content": (said.get("content") or "").strip()}
+        message = await self.ask()
+        back: dict[str, Any] = {"role": "assistant", "content": (message.get("content") or "").strip()}
         results: list[dict[str, Any]] = []
-        for call in said.get("tool_calls") or ():
+        for call in message.get("tool_calls") or ():
             arguments = json.dumps(json.loads(call["function"]["arguments"]), indent=1, sort_keys=True)
             function = {"name": call["function"]["name"], "arguments": arguments}
             back.setdefault("tool_calls", []).append({"id": call["id"], "type": "function", "function": function})
@@ -95,7 +95,7 @@ def token_in(bench: Bench) -> TokenIn:
     return planner
 
 
-def told(bench: Bench) -> list[dict[str, Any]]:
+def token_in_rows(bench: Bench) -> list[dict[str, Any]]:
     return [json.loads(line)["metadata"].get("token_in") for line in bench.journal.read_bytes().splitlines()]
 
 
@@ -111,7 +111,7 @@ async def test_turns_extend_whatever_the_client_rewrites(
         client = Client(bench, stream=stream)
         for _ in range(turns + 1):
             await client.turn()
-        rows = told(bench)
+        rows = token_in_rows(bench)
         assert [row["bridged"] for row in rows] == [False, *[True] * turns]
         assert rows[0]["reason"] == "begins" and all(row["reason"] is None for row in rows[1:])
         assert [row["continues"] for row in rows[1:]] == list(range(turns))
@@ -119,15 +119,15 @@ async def test_turns_extend_whatever_the_client_rewrites(
         assert [call.capture.prompt_token_ids for call in bench.calls() if call.capture] == double.prompts
         # The agent's conversation stands as it is in the record; ids stand in no request body.
         assert "kv_transfer_params" not in json.dumps(bench.calls()[-1].request_body)
-        [one] = list(coverage(bench.journal))
-        assert f"{turns}/{turns} prompts extend the previous call; {turns} calls bridged by token-in" in one.line
-        assert one.summary["token_in"] == {"modes": ["auto"], "bridged": turns, "not_bridged": {"begins": 1}}
+        [report] = list(coverage(bench.journal))
+        assert f"{turns}/{turns} prompts extend the previous call; {turns} calls bridged by token-in" in report.line
+        assert report.summary["token_in"] == {"modes": ["auto"], "bridged": turns, "not_bridged": {"begins": 1}}
         for number in range(1, turns + 1):
             assert any(
                 f"call {number} was bridged; re-rendered, it would have differed from call {number - 1} at token"
                 in line
                 and line.endswith("of its reply")
-                for line in one.explained
+                for line in report.explained
             )
         sequence = merge(_turns(bench), _placements(bench))[0]
         assert sequence.sampled == sum(len(encode(tool_call(n))) for n in range(turns + 1))
@@ -141,7 +141,7 @@ async def test_without_token_in_the_same_conversation_breaks(started: Started, t
         for _ in range(6):
             await client.turn()
         assert extending(bench) == 0
-        assert told(bench) == [None] * 6
+        assert token_in_rows(bench) == [None] * 6
         assert not any(call.path in ("/tokenize", "/detokenize") for call in engine.calls)
 
 
@@ -169,14 +169,14 @@ async def test_a_cut_reply_is_closed_by_tokens_that_are_not_trained_on(started: 
         client = Client(bench)
         for _ in range(3):
             await client.turn()
-        assert [row["bridged"] for row in told(bench)] == [False, True, True]
-        assert [row.get("closing_ids") for row in told(bench)] == [None, 2, 0]
+        assert [row["bridged"] for row in token_in_rows(bench)] == [False, True, True]
+        assert [row.get("closing_ids") for row in token_in_rows(bench)] == [None, 2, 0]
         closing = encode(STOP + "\n")
-        held = double.prompts[0] + cut
-        assert double.prompts[1][: len(held) + 2] == held + closing
+        expected = double.prompts[0] + cut
+        assert double.prompts[1][: len(expected) + 2] == expected + closing
         [sequence] = merge(_turns(bench), _placements(bench))
         ids, mask = sequence.completion_ids.tolist(), sequence.completion_mask
-        assert [one for one, kept in zip(ids, mask, strict=True) if kept] == [
+        assert [token for token, trained in zip(ids, mask, strict=True) if trained] == [
             *cut, *encode("Yes." + STOP), *encode("Done." + STOP)
         ]  # fmt: skip
         assert mask[: len(cut) + 2] == [1] * len(cut) + [0, 0]
@@ -188,23 +188,23 @@ async def test_a_changed_conversation_is_sent_as_it_is_and_says_why(started: Sta
     async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
         client = Client(bench)
         await client.turn()
-        kept = list(client.messages)
+        messages = list(client.messages)
         await client.turn()
-        client.messages = [{**kept[0], "content": "You write files."}, *kept[1:]]
+        client.messages = [{**messages[0], "content": "You write files."}, *messages[1:]]
         await client.turn()
-        client.messages = [*kept[:1], {"role": "user", "content": "Another question."}, *kept[2:]]
+        client.messages = [*messages[:1], {"role": "user", "content": "Another question."}, *messages[2:]]
         await client.turn()
-        client.messages, client.more = kept, {"tools": TOOLS[:1]}
+        client.messages, client.more = messages, {"tools": TOOLS[:1]}
         await client.turn()
-        client.messages, client.more = [kept[0], {"role": "user", "content": "Summary: line 0 was read."}], {}
+        client.messages, client.more = [messages[0], {"role": "user", "content": "Summary: line 0 was read."}], {}
         await client.turn()
-        rows = told(bench)
+        rows = token_in_rows(bench)
         assert [row["reason"] for row in rows] == [
             "begins", None, "system_changed", "history_edited", "tools_changed", "begins"
         ]  # fmt: skip
         assert double.given == [False, True, False, False, False, False]
-        [one] = list(coverage(bench.journal))
-        assert any("call 3 was not bridged: the agent changed earlier messages" in line for line in one.explained)
+        [report] = list(coverage(bench.journal))
+        assert any("call 3 was not bridged: the agent changed earlier messages" in line for line in report.explained)
         state = await bench.proxy.session_state("default")
         assert state["token_in"]["bridged"] == 1
 
@@ -233,7 +233,7 @@ async def test_branches_of_one_conversation_are_both_bridged(started: Started) -
         client.messages = [*fork[:-1], {**fork[-1], "content": "another line"}]
         await client.turn()
         await client.turn()
-        assert [row.get("continues") for row in told(bench)] == [None, 0, 0, 2]
+        assert [row.get("continues") for row in token_in_rows(bench)] == [None, 0, 0, 2]
 
 
 async def test_a_translated_dialect_is_bridged_like_any_chat(started: Started) -> None:
@@ -244,12 +244,12 @@ async def test_a_translated_dialect_is_bridged_like_any_chat(started: Started) -
             body = {"model": "m", "system": "Be brief.", "messages": messages, "max_tokens": 50}
             answer = await bench.client.post("/messages", json=body)
             assert answer.status_code == 200, answer.text
-            said = "".join(block.get("text", "") for block in answer.json()["content"])
+            text = "".join(block.get("text", "") for block in answer.json()["content"])
             messages += [
-                {"role": "assistant", "content": [{"type": "text", "text": said.strip()}]},
+                {"role": "assistant", "content": [{"type": "text", "text": text.strip()}]},
                 {"role": "user", "content": [{"type": "text", "text": "Go on."}]},
             ]
-        assert [row["bridged"] for row in told(bench)] == [False, True, True, True]
+        assert [row["bridged"] for row in token_in_rows(bench)] == [False, True, True, True]
         assert extending(bench) == 3
 
 
@@ -268,7 +268,7 @@ async def test_calls_whose_ids_the_proxy_made_are_bridged(started: Started, engi
             [call] = [block for block in content if block["type"] == "tool_use"]
             result = {"type": "tool_result", "tool_use_id": call["id"], "content": "a line"}
             messages += [{"role": "assistant", "content": content}, {"role": "user", "content": [result]}]
-        assert [row["bridged"] for row in told(bench)] == [False, True, True], told(bench)
+        assert [row["bridged"] for row in token_in_rows(bench)] == [False, True, True], token_in_rows(bench)
 
 
 async def test_an_older_message_written_anew_puts_the_proof_off_by_one_call(started: Started) -> None:
@@ -280,7 +280,7 @@ async def test_an_older_message_written_anew_puts_the_proof_off_by_one_call(star
         client.messages[1] = {"role": "user", "content": [{"type": "text", "text": "Read notes.txt line by line. "}]}
         await client.turn()
         await client.turn()
-        assert [row["reason"] for row in told(bench)] == ["begins", "unproved", None]
+        assert [row["reason"] for row in token_in_rows(bench)] == ["begins", "unproved", None]
 
 
 async def test_required_and_not_to_be_had_is_refused_before_anything_is_sent(started: Started) -> None:
@@ -302,9 +302,9 @@ async def test_required_and_not_to_be_had_is_refused_before_anything_is_sent(sta
         assert (call.outcome, call.status_code) == ("error", 422)
         assert call.capture is not None
         assert {why.code for why in call.capture.unavailable.values()} == {"refused_by_proxy"}
-        assert told(bench)[-1]["reason"] == "history_edited"
+        assert token_in_rows(bench)[-1]["reason"] == "history_edited"
         await client.turn()
-        assert told(bench)[-1]["bridged"] is True
+        assert token_in_rows(bench)[-1]["bridged"] is True
 
 
 async def test_an_engine_that_takes_no_prompt_ids_says_so(started: Started, caplog: pytest.LogCaptureFixture) -> None:
@@ -315,7 +315,7 @@ async def test_an_engine_that_takes_no_prompt_ids_says_so(started: Started, capl
                 "/chat/completions", json={"model": "m", "messages": [{"role": "user", "content": "x"}]}
             )
             assert answer.status_code == 200
-            assert told(bench) == [
+            assert token_in_rows(bench) == [
                 {
                     "mode": "auto",
                     "bridged": False,
@@ -333,7 +333,7 @@ async def test_an_engine_that_ignores_the_ids_is_found_out(started: Started) -> 
         client = Client(bench)
         for _ in range(4):
             await client.turn()
-        rows = told(bench)
+        rows = token_in_rows(bench)
         assert [row["reason"] for row in rows] == ["begins", "prompt_not_used", "turned_off", "turned_off"]
         assert not any(row["bridged"] for row in rows)
         assert "used other prompt ids" in rows[3]["detail"]
@@ -358,7 +358,7 @@ async def test_an_engine_that_cannot_do_its_part_costs_the_bridge_alone(
         client = Client(bench)
         for _ in range(3):
             await client.turn()
-        rows = told(bench)
+        rows = token_in_rows(bench)
         assert [row["reason"] for row in rows] == reasons
         assert detail in rows[1]["detail"]
         assert all(call.capture is not None and call.capture.complete for call in bench.calls())
@@ -386,7 +386,7 @@ async def test_a_prompt_that_would_read_otherwise_is_not_sent(
         client = Client(bench)
         for _ in range(3):
             await client.turn()
-        assert [row["reason"] for row in told(bench)] == ["begins", "prompt_reads_otherwise", "turned_off"]
+        assert [row["reason"] for row in token_in_rows(bench)] == ["begins", "prompt_reads_otherwise", "turned_off"]
         assert double.given == [False, False, False]
 
 
@@ -402,8 +402,8 @@ async def test_a_fault_of_the_proxys_own_costs_the_bridge_alone(
         client = Client(bench)
         await client.turn()
         await client.turn()
-        assert told(bench)[1]["reason"] == "failed"
-        assert "ZeroDivisionError" in told(bench)[1]["detail"]
+        assert token_in_rows(bench)[1]["reason"] == "failed"
+        assert "ZeroDivisionError" in token_in_rows(bench)[1]["detail"]
 
 
 async def test_old_calls_make_room_and_are_not_mistaken_for_new_conversations(started: Started) -> None:
@@ -413,7 +413,7 @@ async def test_old_calls_make_room_and_are_not_mistaken_for_new_conversations(st
         client = Client(bench)
         await client.turn()
         await client.turn()
-        assert told(bench)[1]["reason"] == "parent_forgotten"
+        assert token_in_rows(bench)[1]["reason"] == "parent_forgotten"
 
 
 async def test_sessions_hold_nothing_of_each_other(started: Started, tmp_path: Path) -> None:
@@ -451,21 +451,21 @@ async def test_most_calls_ask_for_one_rendering(started: Started) -> None:
         client = Client(bench)
         for _ in range(9):
             await client.turn()
-        assert [row["bridged"] for row in told(bench)] == [False, *[True] * 8]
+        assert [row["bridged"] for row in token_in_rows(bench)] == [False, *[True] * 8]
         asked = [call.path for call in engine.calls if call.path == "/tokenize"]
         assert len(asked) == 3 + 7
 
 
 async def test_a_reply_that_writes_a_stop_tokens_name_is_bridged_all_the_same(started: Started) -> None:
     """Its text is a stop token to the template's tokenizer, and was plain letters when it was sampled."""
-    letters = [one for letter in f"Turns end with {STOP} here." for one in encode(letter)] + encode(STOP)
+    letters = [token for letter in f"Turns end with {STOP} here." for token in encode(letter)] + encode(STOP)
     double = TemplateEngine("qwen2_5", ["One." + STOP, "Two." + STOP, letters, "Four." + STOP])
     async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
         token_in(bench).audit_every = 10**9
         client = Client(bench)
         for _ in range(4):
             await client.turn()
-        assert [row["bridged"] for row in told(bench)] == [False, True, True, True]
+        assert [row["bridged"] for row in token_in_rows(bench)] == [False, True, True, True]
         assert extending(bench) == 3
 
 
@@ -486,8 +486,8 @@ async def test_a_session_that_was_opened_again_says_so_and_holds_what_comes_from
                 refused = await bench.client.post("/chat/completions", json=body)
                 assert refused.status_code == 422 and "opened_again" in refused.text and "new journal" in refused.text
                 await Client(bench).turn()  # a conversation of its own begins as ever
-                assert [row["reason"] for row in told(bench)] == ["begins", "opened_again", "begins"]
+                assert [row["reason"] for row in token_in_rows(bench)] == ["begins", "opened_again", "begins"]
                 return
             await client.turn()
             await client.turn()
-            assert [row["reason"] for row in told(bench)] == ["begins", "opened_again", None]
+            assert [row["reason"] for row in token_in_rows(bench)] == ["begins", "opened_again", None]

@@ -100,7 +100,7 @@ async def test_what_is_no_whole_http_answer_is_502_and_no_second_call(
     assert got.status_code == call.status_code == 502 and call.outcome == "error"
     assert got.json()["error"]["message"] and "callback" not in got.text
     assert call.capture is not None
-    details = {one.detail for one in call.capture.unavailable.values()}
+    details = {why.detail for why in call.capture.unavailable.values()}
     assert details == {got.json()["error"]["message"]}, "what happened, not a 502 that no engine answered"
     assert not [record for record in caplog.records if record.exc_info and "protocol" in record.getMessage()]
 
@@ -365,11 +365,11 @@ async def test_an_unstreamed_call_for_an_agent_that_streams_survives_any_answer(
         assert all(block.startswith((b":", b"data:")) for block in got.content.strip().split(b"\n\n"))
 
 
-@pytest.mark.parametrize("ends", [answers(500, b'{\n"error":\r\n"x"}'), sends(HEAD, close=True)])
-async def test_a_failure_after_comments_is_one_error_event(started: Started, ends: Answer) -> None:
+@pytest.mark.parametrize("answer", [answers(500, b'{\n"error":\r\n"x"}'), sends(HEAD, close=True)])
+async def test_a_failure_after_comments_is_one_error_event(started: Started, answer: Answer) -> None:
     async def late(seen: Seen) -> AsyncIterator[bytes]:
         await asyncio.sleep(0.25)
-        async for piece in ends(seen):
+        async for piece in answer(seen):
             yield piece
 
     async with FakeEngine(late) as engine, started(engine.url, buffered=True, keepalive=0.1) as bench:
@@ -580,9 +580,13 @@ async def test_a_call_stays_with_its_own_engine_when_its_session_moves_to_anothe
     async def late(seen: Seen) -> AsyncIterator[bytes]:
         asked.set()
         await moved.wait()
-        yield whole(500, {"error": {"message": f"no room at 127.0.0.1:{one.port}", "code": 500}})
+        yield whole(500, {"error": {"message": f"no room at 127.0.0.1:{first_engine.port}", "code": 500}})
 
-    async with FakeEngine(late) as one, FakeEngine(replays(PLAIN)) as two, started(one.url, two.url) as bench:
+    async with (
+        FakeEngine(late) as first_engine,
+        FakeEngine(replays(PLAIN)) as second_engine,
+        started(first_engine.url, second_engine.url) as bench,
+    ):
         first = asyncio.ensure_future(bench.client.post("/chat/completions", json=CHAT))
         await asked.wait()
         session = bench.proxy.sessions.default
@@ -594,7 +598,7 @@ async def test_a_call_stays_with_its_own_engine_when_its_session_moves_to_anothe
         calls = bench.calls()
     assert answer.status_code == 500 and "no room at ***" in answer.text
     assert {call.metadata["call"]: call.metadata["upstream"] for call in calls} == {0: "replica-0", 1: "replica-1"}
-    assert f":{one.port}" not in bench.journal.read_text()
+    assert f":{first_engine.port}" not in bench.journal.read_text()
 
 
 async def test_an_agent_that_leaves_while_a_refusal_is_read_leaves_no_connection_behind(started: Started) -> None:

@@ -47,10 +47,10 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class TlsEngine(FakeEngine):
     """The same double, behind TLS."""
 
-    def __init__(self, folder: Path, *given: Any) -> None:
+    def __init__(self, folder: Path, *replies: Any) -> None:
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         tls.load_cert_chain(folder / "cert.pem", folder / "key.pem")
-        super().__init__(*given, engine="none", tls=tls)
+        super().__init__(*replies, engine="none", tls=tls)
 
     @property
     def url(self) -> str:
@@ -65,11 +65,11 @@ def trusted(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @asynccontextmanager
 async def client(engine: TlsEngine, **bounds: float) -> AsyncIterator[HostedClient]:
-    one = HostedClient(f"https://localhost:{engine.port}", Timeouts(**bounds))
+    hosted = HostedClient(f"https://localhost:{engine.port}", Timeouts(**bounds))
     try:
-        yield one
+        yield hosted
     finally:
-        await one.close()
+        await hosted.close()
 
 
 async def test_a_whole_answer_is_recorded_with_text_and_usage(started: Started, trusted: Path) -> None:

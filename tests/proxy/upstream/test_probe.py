@@ -16,7 +16,7 @@ from tests.proxy.fake_engine import FakeEngine, answers, replays
 STREAM = "vllm/chat-plain-length-stream"
 
 
-async def said(caplog: pytest.LogCaptureFixture, engine: FakeEngine, **options: Any) -> list[str]:
+async def probe_log(caplog: pytest.LogCaptureFixture, engine: FakeEngine, **options: Any) -> list[str]:
     settings = Settings(upstream=[engine.url], **options)
     replicas = Replicas(settings.upstream)
     caplog.set_level(logging.INFO, logger="proxy")
@@ -34,7 +34,7 @@ async def said(caplog: pytest.LogCaptureFixture, engine: FakeEngine, **options: 
 
 async def test_an_engine_that_says_all_is_told_once_and_quietly(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeEngine(replays(STREAM)) as engine:
-        lines = await said(caplog, engine, token_in="auto")
+        lines = await probe_log(caplog, engine, token_in="auto")
     assert lines == ["INFO probe: replica-0: vllm 0.32.0: prompt ids, sampled ids and one logprob per id come back"]
 
 
@@ -42,19 +42,19 @@ async def test_what_answers_there_is_no_engine(caplog: pytest.LogCaptureFixture)
     """A wrong path, or some other server: the address is doubted, not only its engine."""
     async with FakeEngine(answers(404, {}), engine="none") as engine:
         side, engine._side = engine._side, lambda path: side("/nothing")  # type: ignore[method-assign]
-        (line,) = await said(caplog, engine)
+        (line,) = await probe_log(caplog, engine)
     assert line.startswith("WARNING ") and line.endswith("GET /v1/models answered HTTP 404: check --upstream")
 
 
 async def test_an_engine_that_nobody_knows_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeEngine(answers(200, {}), engine="none") as engine:
-        (line,) = await said(caplog, engine)
+        (line,) = await probe_log(caplog, engine)
     assert line.startswith("INFO ") and line.endswith("(name it with --engine)")
 
 
 async def test_an_incomplete_capture_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeEngine(answers(400, {"error": {"message": "no such model"}})) as engine:
-        (line,) = await said(caplog, engine)
+        (line,) = await probe_log(caplog, engine)
     assert line.startswith("WARNING probe: replica-0: vllm 0.32.0 answered the probe with HTTP 400")
 
 
@@ -63,6 +63,6 @@ async def test_token_in_that_this_engine_cannot_do_is_said_at_start(
     caplog: pytest.LogCaptureFixture, mode: str, words: str
 ) -> None:
     async with FakeEngine(answers(200, {}), engine="none") as engine:
-        lines = await said(caplog, engine, token_in=mode)
+        lines = await probe_log(caplog, engine, token_in=mode)
     assert len(lines) == 2 and lines[1].startswith("WARNING probe: replica-0: no token-in: this engine takes no prompt")
     assert words in lines[1]

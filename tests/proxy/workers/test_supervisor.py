@@ -310,7 +310,7 @@ async def test_a_worker_that_is_killed_under_load_comes_back_with_its_sessions(t
         await admin.post(f"{proxy.admin}/sessions/{opened[0]['session']}/policy", json={"version": "step-9"})
         await admin.post(f"{proxy.admin}/sessions/{opened[1]['session']}/policy", json={"version": "step-9"})
         await admin.post(f"{proxy.admin}/sessions/default/policy", json={"version": "step-8"})
-        kept = [{path.parent.name for path in journals_of(pid)} for pid in proxy.workers()]
+        sessions = [{path.parent.name for path in journals_of(pid)} for pid in proxy.workers()]
         answered, broken, over = dict.fromkeys(range(6), 0), dict.fromkeys(range(6), 0), asyncio.Event()
 
         async def rollout(number: int) -> None:
@@ -334,7 +334,7 @@ async def test_a_worker_that_is_killed_under_load_comes_back_with_its_sessions(t
         await until(lambda: all(answered[number] > before[number] for number in range(6)), rollouts)
         over.set()
         await asyncio.gather(*rollouts)
-        spared = [number for number in range(6) if f"rollout-{number}" in kept[0]]
+        spared = [number for number in range(6) if f"rollout-{number}" in sessions[0]]
         assert len(spared) == 3 and not any(broken[number] for number in spared), "the other worker's never noticed"
         assert all(broken[number] <= 3 for number in range(6)), "the kernel holds a connection until its worker is back"
         for number, session in enumerate(opened):

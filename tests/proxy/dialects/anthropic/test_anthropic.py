@@ -76,11 +76,11 @@ async def test_reasoning_is_a_thinking_block_and_goes_back_as_reasoning(started:
         message = await streamed(api)
         assert [block.type for block in message.content] == ["thinking", "text"]
         assert message.content[0].thinking == "Two of the most impactful –" and message.content[0].signature
-        history = [*GIVEN["messages"], {"role": "assistant", "content": [one.to_dict() for one in message.content]}]
+        history = [*GIVEN["messages"], {"role": "assistant", "content": [block.to_dict() for block in message.content]}]
         await streamed(api, messages=[*history, *GIVEN["messages"]])
         first, _ = bench.calls()
-    said = engine.calls[1].body["messages"][1]
-    assert said["reasoning_content"] == message.content[0].thinking and said["content"] == message.content[1].text
+    reply = engine.calls[1].body["messages"][1]
+    assert reply["reasoning_content"] == message.content[0].thinking and reply["content"] == message.content[1].text
     assert [block["type"] for block in first.response_body["content"]] == ["thinking", "text"]
 
 
@@ -128,7 +128,7 @@ async def test_two_calls_at_once_that_arrive_in_one_chunk_and_in_pieces(started:
     tools = [{"name": name, "input_schema": {"type": "object"}} for name in "fg"]
     async with FakeEngine(streams(data)) as engine, started(engine.url) as bench, client(bench) as api:
         message = await streamed(api, tools=tools)
-        blocks = [one.to_dict() for one in message.content]
+        blocks = [block.to_dict() for block in message.content]
         assert message.stop_reason == "tool_use"
         assert [(block["id"], block["name"], block["input"]) for block in blocks[1:]] == [
             ("call_a", "f", {"a": 1}), ("call_b", "g", {"b": "ü"}),
@@ -136,9 +136,9 @@ async def test_two_calls_at_once_that_arrive_in_one_chunk_and_in_pieces(started:
         results = [{"type": "tool_result", "tool_use_id": name, "content": "ok"} for name in ("call_a", "call_b")]
         turns = [*GIVEN["messages"], {"role": "assistant", "content": blocks}, {"role": "user", "content": results}]
         await streamed(api, tools=tools, messages=turns)
-    said = engine.calls[1].body["messages"][1]
+    reply = engine.calls[1].body["messages"][1]
     # The agent had them parsed; the engine gets them back as the model wrote them.
-    assert [call["function"]["arguments"] for call in said["tool_calls"]] == ['{"a": 1}', '{"b":  "ü"}']
+    assert [call["function"]["arguments"] for call in reply["tool_calls"]] == ['{"a": 1}', '{"b":  "ü"}']
     assert [message["tool_call_id"] for message in engine.calls[1].body["messages"][2:]] == ["call_a", "call_b"]
 
 
@@ -297,7 +297,7 @@ async def test_pings_hold_the_line_while_the_engine_is_called_unstreamed(started
 # what is refused here
 
 
-def _said(block: dict[str, Any], role: str = "user") -> dict[str, Any]:
+def _message_with(block: dict[str, Any], role: str = "user") -> dict[str, Any]:
     return {"messages": [{"role": role, "content": [block]}]}
 
 
@@ -309,9 +309,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a message that is none": ({"messages": ["x"]}, "messages.0"),
     "a role": ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
     "a content": ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
-    "a text that is none": (_said({"type": "text"}), "messages.0.content.0.text"),
-    "a PDF": (_said({"type": "document", "source": {"type": "base64"}}), "document"),
-    "a file": (_said({"type": "image", "source": {"type": "file"}}), "source"),
+    "a text that is none": (_message_with({"type": "text"}), "messages.0.content.0.text"),
+    "a PDF": (_message_with({"type": "document", "source": {"type": "base64"}}), "document"),
+    "a file": (_message_with({"type": "image", "source": {"type": "file"}}), "source"),
     "an image of the assistant": ({"messages": [{"role": "assistant", "content": [{"type": "image"}]}]}, "image"),
     "a server's tool in the history": (
         {"messages": [{"role": "assistant", "content": [{"type": "server_tool_use"}]}]}, "server_tool_use"),
@@ -431,12 +431,12 @@ async def test_count_tokens_of_what_orjson_does_not_write(started: Started, tail
 async def test_count_tokens_asks_the_engines_tokenizer(started: Started) -> None:
     async with FakeEngine(answers(200, {"count": 7, "tokens": [1] * 7}), answers(404, {})) as engine:
         async with started(engine.url) as bench, client(bench) as api:
-            given = {"model": "my-policy", "messages": GIVEN["messages"], "system": "s"}
-            assert (await api.messages.count_tokens(**given)).input_tokens == 7
+            request = {"model": "my-policy", "messages": GIVEN["messages"], "system": "s"}
+            assert (await api.messages.count_tokens(**request)).input_tokens == 7
             with pytest.raises(anthropic.NotFoundError, match="counts"):
-                await api.messages.count_tokens(**given)
+                await api.messages.count_tokens(**request)
             with pytest.raises(anthropic.BadRequestError, match=r"messages\.0\.role"):
-                await api.messages.count_tokens(**{**given, "messages": [{"role": "x", "content": "x"}]})
+                await api.messages.count_tokens(**{**request, "messages": [{"role": "x", "content": "x"}]})
         assert not bench.journal.exists() or bench.calls() == []
     assert engine.calls[0].path == "/tokenize"
     assert engine.calls[0].body["messages"] == [{"role": "system", "content": "s"}, *GIVEN["messages"]]

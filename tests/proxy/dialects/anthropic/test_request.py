@@ -30,21 +30,21 @@ def chat_of(body: dict[str, Any], earlier: dict[str, Any] | None = None) -> dict
 
 
 def recorded(name: str) -> dict[str, Any]:
-    return next(one["body"] for one in RECORDED if one["name"] == name)
+    return next(recorded["body"] for recorded in RECORDED if recorded["name"] == name)
 
 
 def test_every_recorded_request_becomes_chat() -> None:
     assert len(RECORDED) >= 9
-    for one in RECORDED:
-        made = MESSAGES.translate(one["body"], {})
+    for recorded in RECORDED:
+        made = MESSAGES.translate(recorded["body"], {})
         chat = made.chat
         assert chat["stream"] is True and chat["stream_options"] == {"include_usage": True} and made.streams
-        assert chat["model"] == "my-policy" and chat["max_tokens"] == one["body"]["max_tokens"]
+        assert chat["model"] == "my-policy" and chat["max_tokens"] == recorded["body"]["max_tokens"]
         roles = [message["role"] for message in chat["messages"]]
         assert roles[:2] == ["system", "user"] and roles.count("system") == 1
         assert all(isinstance(message["content"], str | None) for message in chat["messages"])
         assert [tool["function"]["name"] for tool in chat.get("tools", ())] == [
-            tool["name"] for tool in one["body"]["tools"]
+            tool["name"] for tool in recorded["body"]["tools"]
         ]
         assert "metadata" in made.dropped
 
@@ -142,7 +142,7 @@ def test_thinking_and_effort_reach_the_template() -> None:
 # round trip
 
 texts = st.text(st.characters(codec="utf-8"), max_size=30)
-said = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)
+text_values = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
     lambda x: st.lists(x, max_size=3) | st.dictionaries(texts, x, max_size=2),
@@ -154,8 +154,8 @@ spelling = st.fixed_dictionaries({"indent": st.sampled_from([None, 2]), "ensure_
 @st.composite
 def turns(draw: st.DrawFn) -> dict[str, Any]:
     """A turn as an engine answers it: reasoning, text and calls, whose arguments are spelled as models spell them."""
-    message: dict[str, Any] = {"role": "assistant", "content": draw(st.none() | said)}
-    if (reasoning := draw(st.none() | said)) is not None:
+    message: dict[str, Any] = {"role": "assistant", "content": draw(st.none() | text_values)}
+    if (reasoning := draw(st.none() | text_values)) is not None:
         message["reasoning_content"] = reasoning
     calls = []
     for _ in range(draw(st.integers(0, 3))):
@@ -164,7 +164,7 @@ def turns(draw: st.DrawFn) -> dict[str, Any]:
     if calls:
         message["tool_calls"] = calls
     elif message["content"] is None:
-        message["content"] = draw(said)
+        message["content"] = draw(text_values)
     return message
 
 
@@ -177,12 +177,12 @@ def test_a_conversation_that_went_through_both_ways_is_the_same(
         "model": "m", "max_tokens": 5, "stream": True, "messages": [{"role": "user", "content": "go"}],
         "tools": [{"name": name, "input_schema": {"type": "object"}} for name in "fg"],
     }  # fmt: skip
-    kept: dict[str, Any] = {}
+    replay: dict[str, Any] = {}
     expected: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
     for number, turn in enumerate(conversation):
         for at, call in enumerate(turn.get("tool_calls", ())):
             call["id"] = f"call_{number}_{at}"
-        translated = MESSAGES.translate(body, kept)
+        translated = MESSAGES.translate(body, replay)
         assert translated.chat["messages"] == expected
         reply = MESSAGES.reply(translated)
         choice = {"index": 0, "message": turn, "finish_reason": "tool_calls" if turn.get("tool_calls") else "stop"}
@@ -195,10 +195,10 @@ def test_a_conversation_that_went_through_both_ways_is_the_same(
                 assembler.add(chunk)
             assert MESSAGES.reply(translated).body(assembler.body())["content"] == whole["content"]
             streamed = MESSAGES.reply(translated)
-            assert heard(b"".join(map(streamed.feed, chunks)) + streamed.finish()) == {
+            assert final_message(b"".join(map(streamed.feed, chunks)) + streamed.finish()) == {
                 name: whole[name] for name in ("id", "model", "content", "stop_reason", "stop_sequence", "usage")
             }
-        kept |= reply.cache_entries()
+        replay |= reply.cache_entries()
         expected.append(turn)
         body["messages"].append({"role": "assistant", "content": whole["content"]})
         back: list[dict[str, Any]] = []
@@ -212,7 +212,7 @@ def test_a_conversation_that_went_through_both_ways_is_the_same(
         body["messages"].append({"role": "user", "content": back})
 
 
-def heard(events: bytes) -> dict[str, Any]:
+def final_message(events: bytes) -> dict[str, Any]:
     """A message put together from its events, strictly: blocks open, fill and close in order."""
     message: dict[str, Any] = {}
     inputs: dict[int, str] = {}
@@ -295,7 +295,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def test_a_strange_value_anywhere_is_a_chat_request_or_a_refusal() -> None:
-    kept = refused = 0
+    translated = refused = 0
     for path in places(FULL)[1:]:
         for odd in ODD:
             body = json.loads(json.dumps(FULL))
@@ -311,8 +311,8 @@ def test_a_strange_value_anywhere_is_a_chat_request_or_a_refusal() -> None:
             else:
                 json.dumps(made.chat)
                 MESSAGES.reply(made).body({"choices": [{"message": {"content": "x"}, "finish_reason": "stop"}]})
-                kept += 1
-    assert kept > 200 and refused > 200
+                translated += 1
+    assert translated > 200 and refused > 200
 
 
 CHUNK: dict[str, Any] = {
@@ -338,7 +338,7 @@ def test_a_strange_value_anywhere_in_an_answer_is_survived() -> None:
             at[path[-1]] = odd
             reply = MESSAGES.reply(made)
             events = reply.feed(chunk) + reply.finish()
-            assert heard(events)["content"] is not None
+            assert final_message(events)["content"] is not None
             body = reply.body(chunk)
             json.dumps(body)
             reply.cache_entries()

@@ -41,7 +41,7 @@ def config(**more: Any) -> types.GenerateContentConfig:
     return types.GenerateContentConfig(**{**STEADY, "automatic_function_calling": off, **more})
 
 
-async def said(stream: Any) -> tuple[str, Any]:
+async def text_and_last(stream: Any) -> tuple[str, Any]:
     """The text of a stream, and its last event."""
     events = [event async for event in await stream]
     return "".join(event.text or "" for event in events), events[-1]
@@ -51,13 +51,13 @@ async def said(stream: Any) -> tuple[str, Any]:
 async def test_text_streamed_and_not(started: Started, engine: EmbeddedEngine, version: str) -> None:
     async with started(engine.base_url) as bench:
         api = models(bench, version)
-        given = {
+        request = {
             "model": engine.model,
             "contents": "Name two colours.",
             "config": config(system_instruction="Be brief."),
         }
-        whole = await api.generate_content(**given)
-        text, last = await said(api.generate_content_stream(**given))
+        whole = await api.generate_content(**request)
+        text, last = await text_and_last(api.generate_content_stream(**request))
         calls = bench.calls()
     assert whole.text == text and len(text) > 10
     assert last.usage_metadata.total_token_count == whole.usage_metadata.total_token_count > 20
@@ -73,18 +73,18 @@ async def test_a_call_and_its_response(started: Started, engine: EmbeddedEngine)
         api = models(bench)
         asked = [
             types.Content(
-                role="model" if one["role"] == "assistant" else "user", parts=[types.Part(text=one["content"])]
+                role="model" if message["role"] == "assistant" else "user", parts=[types.Part(text=message["content"])]
             )
-            for one in client_cases.asking("get_weather", {"city": "Paris"})
+            for message in client_cases.asking("get_weather", {"city": "Paris"})
         ]
-        given: dict[str, Any] = {"model": engine.model, "config": config(tools=[WEATHER], max_output_tokens=60)}
-        _, last = await said(api.generate_content_stream(contents=asked, **given))
+        request: dict[str, Any] = {"model": engine.model, "config": config(tools=[WEATHER], max_output_tokens=60)}
+        _, last = await text_and_last(api.generate_content_stream(contents=asked, **request))
         assert last.function_calls, bench.call().response_body
         (call,) = last.function_calls
         assert (call.name, call.args) == ("get_weather", {"city": "Paris"})
         response = types.FunctionResponse(id=call.id, name=call.name, response={"output": "clear"})
         done = types.Content(role="user", parts=[types.Part(function_response=response)])
-        second = await api.generate_content(contents=[*asked, last.candidates[0].content, done], **given)
+        second = await api.generate_content(contents=[*asked, last.candidates[0].content, done], **request)
         assert second.candidates
         first, then = bench.calls()
     written = first.metadata["chat_response"]["choices"][0]["message"]["tool_calls"][0]["function"]
@@ -111,12 +111,12 @@ async def test_errors_have_googles_shape(started: Started, engine: EmbeddedEngin
     }
     async with started(engine.base_url) as bench:
         api = models(bench, tries=3)
-        for word, given in wrong.items():
+        for word, request in wrong.items():
             with pytest.raises(errors.ClientError, match=word) as refused:
                 if stream:
-                    await said(api.generate_content_stream(model=engine.model, **given))
+                    await text_and_last(api.generate_content_stream(model=engine.model, **request))
                 else:
-                    await api.generate_content(model=engine.model, **given)
+                    await api.generate_content(model=engine.model, **request)
             assert (refused.value.code, refused.value.status) == (400, "INVALID_ARGUMENT")
         calls = bench.calls()
     assert [call.outcome for call in calls] == ["error"] * 3, "none was tried again"
@@ -138,7 +138,7 @@ async def test_an_answer_that_breaks_off_raises(started: Started) -> None:
     half = data[: data.index(b'" popular"')].rsplit(b"\n\n", 1)[0] + b"\n\n"
     async with FakeEngine(streams(half, end=False)) as fake, started(fake.url) as bench:
         with pytest.raises(errors.APIError):
-            await said(models(bench).generate_content_stream(model="my-policy", contents="x"))
+            await text_and_last(models(bench).generate_content_stream(model="my-policy", contents="x"))
         call = bench.call()
     assert call.outcome == "truncated" and call.capture is not None and not call.capture.complete
     assert call.response_body["candidates"][0]["content"]["parts"][0]["text"] == "The two most"

@@ -43,7 +43,7 @@ def replying(**body: Any) -> ReplyTranslator:
     return GEMINI.reply(translated(**body))
 
 
-def told(data: bytes) -> list[dict[str, Any]]:
+def events_of(data: bytes) -> list[dict[str, Any]]:
     """The events of a stream, each checked against Google's own model of it."""
     events = []
     for block in data.decode().split("\r\n\r\n")[:-1]:
@@ -178,7 +178,7 @@ def test_a_stream() -> None:
         "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}],
         "usage": usage,
     }
-    events = told(b"".join(reply.feed(chunk) for chunk in stream_of(chat, include_usage=True)) + reply.finish())
+    events = events_of(b"".join(reply.feed(chunk) for chunk in stream_of(chat, include_usage=True)) + reply.finish())
     parts = [part for event in events for part in event["candidates"][0]["content"]["parts"]]
     assert parts[0] == {"text": "hm", "thought": True}
     assert parts[1].pop("thoughtSignature") and parts[1] == {"text": "I run"}
@@ -209,7 +209,7 @@ def test_arguments_that_are_no_object_are_no_call(finish: str, arguments: str, r
 
 def test_a_failure_and_a_ping() -> None:
     reply = replying()
-    ping, failed = told(reply.ping() + reply.error_event(503, "busy"))
+    ping, failed = events_of(reply.ping() + reply.error_event(503, "busy"))
     assert "candidates" not in ping
     assert failed == {"error": {"code": 503, "message": "busy", "status": "UNAVAILABLE"}}
     assert GEMINI.error(500, "x", {"error": {"message": "image input is not supported"}})[0] == 400
@@ -222,7 +222,7 @@ def test_a_conversation_that_went_through_both_ways_is_the_same(
 ) -> None:
     contents: list[dict[str, Any]] = list(HI)
     expected: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
-    kept: dict[str, Any] = {}
+    replay: dict[str, Any] = {}
     config = {"thinkingConfig": {"includeThoughts": thoughts}}
     for number, turn in enumerate(conversation):
         calls = [call for call in turn.pop("tool_calls", ()) if is_object(call["function"]["arguments"])]
@@ -231,13 +231,13 @@ def test_a_conversation_that_went_through_both_ways_is_the_same(
         turn |= {"tool_calls": calls} if calls else {}
         if not calls and turn["content"] is None:
             turn["content"] = ""
-        made = translated(kept, contents=contents, generationConfig=config)
+        made = translated(replay, contents=contents, generationConfig=config)
         assert made.chat["messages"] == expected
         reply = GEMINI.reply(made)
         message = {name: value for name, value in turn.items() if name != "reasoning_content"}
         chat = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
         body = json.loads(json.dumps(reply.body(chat)))
-        kept |= reply.cache_entries()
+        replay |= reply.cache_entries()
         contents.append(body["candidates"][0]["content"])
         expected.append(turn)
         answers = []

@@ -48,8 +48,8 @@ def case(function: Case) -> Case:
     return function
 
 
-async def text_of(api: AsyncOpenAI, **given: Any) -> str:
-    response: Response = await api.responses.create(**given)
+async def text_of(api: AsyncOpenAI, **arguments: Any) -> str:
+    response: Response = await api.responses.create(**arguments)
     return response.output_text
 
 
@@ -65,8 +65,8 @@ async def a_text(api: AsyncOpenAI, model: str) -> None:
 async def the_same_text_as_chat(api: AsyncOpenAI, model: str) -> None:
     messages: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": COLOURS}]
     chat = await api.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=12)
-    given: Any = [{"role": "user", "content": [{"type": "input_text", "text": COLOURS}]}]
-    response = await api.responses.create(model=model, instructions="Be brief.", input=given, **STEADY)
+    items: Any = [{"role": "user", "content": [{"type": "input_text", "text": COLOURS}]}]
+    response = await api.responses.create(model=model, instructions="Be brief.", input=items, **STEADY)
     assert response.output_text == chat.choices[0].message.content
     assert response.usage is not None and chat.usage is not None
     assert response.usage.input_tokens == chat.usage.prompt_tokens
@@ -76,8 +76,8 @@ async def the_same_text_as_chat(api: AsyncOpenAI, model: str) -> None:
 async def a_developer_is_heard_as_the_system(api: AsyncOpenAI, model: str) -> None:
     user = {"role": "user", "content": COLOURS}
     items: Any = [{"role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]}, user]
-    one = await text_of(api, model=model, input=items, **STEADY)
-    assert one == await text_of(api, model=model, input=[user], instructions="Be brief.", **STEADY)
+    answer = await text_of(api, model=model, input=items, **STEADY)
+    assert answer == await text_of(api, model=model, input=[user], instructions="Be brief.", **STEADY)
 
 
 @case
@@ -106,8 +106,8 @@ async def a_stream(api: AsyncOpenAI, model: str) -> None:
 
 @case
 async def the_stream_helper(api: AsyncOpenAI, model: str) -> None:
-    given: dict[str, Any] = {"model": model, "input": asking("get_weather", {"city": "Paris"}), "temperature": 0}
-    async with api.responses.stream(**given, max_output_tokens=40, tools=[WEATHER]) as stream:
+    request: dict[str, Any] = {"model": model, "input": asking("get_weather", {"city": "Paris"}), "temperature": 0}
+    async with api.responses.stream(**request, max_output_tokens=40, tools=[WEATHER]) as stream:
         snapshot = ""
         async for event in stream:
             if event.type == "response.function_call_arguments.delta":
@@ -128,13 +128,13 @@ async def the_stream_helper_of_an_answer_that_is_cut(api: AsyncOpenAI, model: st
 async def a_call_and_its_output(api: AsyncOpenAI, model: str) -> None:
     """The agent's loop: the answer's items go back as they came."""
     result: Any = asking("get_weather", {"city": "Paris"})
-    given: dict[str, Any] = {"model": model, "tools": [WEATHER], "temperature": 0, "max_output_tokens": 40}
-    first = await api.responses.create(input=result, **given)
+    request: dict[str, Any] = {"model": model, "tools": [WEATHER], "temperature": 0, "max_output_tokens": 40}
+    first = await api.responses.create(input=result, **request)
     (call,) = [item for item in first.output if item.type == "function_call"]
     assert (call.name, call.status, first.status) == ("get_weather", "completed", "completed")
     result += [item.to_dict() for item in first.output]
     result.append({"type": "function_call_output", "call_id": call.call_id, "output": '{"sky": "clear"}'})
-    second = await api.responses.create(input=result, **given)
+    second = await api.responses.create(input=result, **request)
     assert second.usage is not None and first.usage is not None
     assert second.usage.input_tokens > first.usage.total_tokens
 
@@ -142,8 +142,8 @@ async def a_call_and_its_output(api: AsyncOpenAI, model: str) -> None:
 @case
 async def a_custom_call_and_its_output(api: AsyncOpenAI, model: str) -> None:
     result: Any = asking("apply_patch", {"input": "*** Begin Patch"})
-    given: dict[str, Any] = {"model": model, "tools": [PATCH], "temperature": 0, "max_output_tokens": 40}
-    async with api.responses.stream(input=result, **given) as stream:
+    request: dict[str, Any] = {"model": model, "tools": [PATCH], "temperature": 0, "max_output_tokens": 40}
+    async with api.responses.stream(input=result, **request) as stream:
         deltas = "".join(
             [event.delta async for event in stream if event.type == "response.custom_tool_call_input.delta"]
         )
@@ -152,7 +152,7 @@ async def a_custom_call_and_its_output(api: AsyncOpenAI, model: str) -> None:
     assert call.name == "apply_patch" and call.input == deltas == "*** Begin Patch"
     result += [item.to_dict() for item in first.output]
     result.append({"type": "custom_tool_call_output", "call_id": call.call_id, "output": "done"})
-    assert (await api.responses.create(input=result, **given)).output
+    assert (await api.responses.create(input=result, **request)).output
 
 
 @case
@@ -167,8 +167,8 @@ async def a_tool_in_a_namespace(api: AsyncOpenAI, model: str) -> None:
 @case
 async def tools_that_openai_runs_do_no_harm(api: AsyncOpenAI, model: str) -> None:
     tools: Any = [{"type": "web_search"}]
-    one = await text_of(api, model=model, input=COLOURS, tools=tools, tool_choice="auto", **STEADY)
-    assert one == await text_of(api, model=model, input=COLOURS, **STEADY)
+    answer = await text_of(api, model=model, input=COLOURS, tools=tools, tool_choice="auto", **STEADY)
+    assert answer == await text_of(api, model=model, input=COLOURS, **STEADY)
 
 
 @case
@@ -197,10 +197,10 @@ class Colour(BaseModel):
 
 @case
 async def an_answer_of_a_type(api: AsyncOpenAI, model: str) -> None:
-    given: dict[str, Any] = {"model": model, "input": COLOURS, "temperature": 0, "max_output_tokens": 60}
-    response = await api.responses.parse(**given, text_format=Colour)
+    request: dict[str, Any] = {"model": model, "input": COLOURS, "temperature": 0, "max_output_tokens": 60}
+    response = await api.responses.parse(**request, text_format=Colour)
     assert isinstance(response.output_parsed, Colour)
-    async with api.responses.stream(**given, text_format=Colour) as stream:
+    async with api.responses.stream(**request, text_format=Colour) as stream:
         async for _ in stream:
             pass
         assert (await stream.get_final_response()).output_parsed == response.output_parsed
@@ -219,12 +219,12 @@ async def an_answer_in_json(api: AsyncOpenAI, model: str) -> None:
 
 @case
 async def logprobs(api: AsyncOpenAI, model: str) -> None:
-    given: dict[str, Any] = {"model": model, "input": COLOURS, "temperature": 0, "max_output_tokens": 4}
-    response = await api.responses.create(**given, include=["message.output_text.logprobs"], top_logprobs=2)
+    request: dict[str, Any] = {"model": model, "input": COLOURS, "temperature": 0, "max_output_tokens": 4}
+    response = await api.responses.create(**request, include=["message.output_text.logprobs"], top_logprobs=2)
     part: Any = response.output[0].content[0]  # type: ignore[union-attr]
     assert "".join(logprob.token for logprob in part.logprobs).startswith(part.text)
     assert all(logprob.logprob <= 0 and len(logprob.top_logprobs) == 2 for logprob in part.logprobs)
-    plain: Any = (await api.responses.create(**given)).output[0]
+    plain: Any = (await api.responses.create(**request)).output[0]
     assert plain.content[0].logprobs == []
 
 
@@ -244,7 +244,7 @@ async def several_at_once(api: AsyncOpenAI, model: str) -> None:
     items = [f"Name {n} colours." for n in ("two", "three")]
     alone = [await text_of(api, model=model, input=item, **STEADY) for item in items]
     together = await asyncio.gather(*(text_of(api, model=model, input=item, **STEADY) for item in items))
-    assert [one[:10] for one in together] == [one[:10] for one in alone]
+    assert [text[:10] for text in together] == [text[:10] for text in alone]
 
 
 @case

@@ -60,19 +60,19 @@ def events(data: bytes) -> list[dict[str, Any]]:
     return found
 
 
-def streamed(reply: ReplyTranslator, given: list[dict[str, Any]]) -> bytes:
+def streamed(reply: ReplyTranslator, answer_chunks: list[dict[str, Any]]) -> bytes:
     """A stream as the relay makes it, with the record taken before the end."""
-    data = b"".join(reply.feed(chunk) for chunk in given)
-    whole = reply.body(assembled(given))
+    data = b"".join(reply.feed(chunk) for chunk in answer_chunks)
+    whole = reply.body(assembled(answer_chunks))
     data += reply.finish()
     assert events(data)[-1]["response"] == whole
     Response.model_validate(whole)
     return data
 
 
-def assembled(given: list[dict[str, Any]]) -> dict[str, Any]:
+def assembled(answer_chunks: list[dict[str, Any]]) -> dict[str, Any]:
     assembler = Assembler()
-    for chunk in given:
+    for chunk in answer_chunks:
         assembler.add(chunk)
     return assembler.body()
 
@@ -151,7 +151,7 @@ def test_reasoning_that_goes_on_after_text_is_another_item() -> None:
 
 
 def test_calls_in_parallel() -> None:
-    given = chunks(
+    answer_chunks = chunks(
         {"content": "I run"},
         fragment(0, name="run", call_id="call_1"),
         fragment(0, '{"a"'),
@@ -161,7 +161,7 @@ def test_calls_in_parallel() -> None:
         fragment(0, " "),
         finish="tool_calls",
     )
-    data = streamed(replying(tools=[RUN, AGENTS]), given)
+    data = streamed(replying(tools=[RUN, AGENTS]), answer_chunks)
     message, first, second = put_together(data).to_dict()["output"]
     assert message["content"][0]["text"] == "I run"
     assert (first["call_id"], first["name"], first["arguments"]) == ("call_1", "run", '{"a": 1} ')
@@ -219,8 +219,8 @@ def test_a_refusal_is_a_part_of_its_own() -> None:
     [("length", "incomplete", "max_output_tokens"), ("content_filter", "incomplete", "content_filter")],
 )
 def test_an_answer_that_was_cut_is_incomplete(finish: str, status: str, reason: str) -> None:
-    given = chunks({"content": "a"}, fragment(0, '{"a', name="run", call_id="c"), finish=finish)
-    last = events(streamed(replying(tools=[RUN]), given))[-1]
+    answer_chunks = chunks({"content": "a"}, fragment(0, '{"a', name="run", call_id="c"), finish=finish)
+    last = events(streamed(replying(tools=[RUN]), answer_chunks))[-1]
     assert last["type"] == f"response.{status}"
     assert last["response"]["incomplete_details"] == {"reason": reason}
     assert [item["status"] for item in last["response"]["output"]] == ["completed", "incomplete"]
@@ -242,15 +242,15 @@ def test_an_engine_that_aborts_fails_the_response() -> None:
 
 def test_a_failure_in_mid_stream_raises_in_the_client_and_is_a_failed_response() -> None:
     reply = replying()
-    given = chunks({"content": "a"}, finish=None)
-    data = b"".join(reply.feed(chunk) for chunk in given) + reply.error_event(502, "the engine broke off")
+    answer_chunks = chunks({"content": "a"}, finish=None)
+    data = b"".join(reply.feed(chunk) for chunk in answer_chunks) + reply.error_event(502, "the engine broke off")
     assert kinds(data)[-2:] == ["error", "failed"]
     failed = events(data)[-1]["response"]
     assert failed["error"] == {"code": "server_error", "message": "the engine broke off"}
     assert failed["output"][0]["content"][0]["text"] == "a"
     with pytest.raises(openai.APIError, match="the engine broke off"):
         put_together(data)
-    assert reply.body(assembled(given))["status"] == "failed"
+    assert reply.body(assembled(answer_chunks))["status"] == "failed"
 
 
 def test_a_failure_as_the_first_event_is_a_whole_stream() -> None:
@@ -261,10 +261,10 @@ def test_a_failure_as_the_first_event_is_a_whole_stream() -> None:
 
 def test_what_had_come_of_an_answer_that_broke_off_is_recorded() -> None:
     reply = replying()
-    given = chunks({"content": "a"}, fragment(0, '{"x', name="run", call_id="c"), finish=None)
-    for chunk in given:
+    answer_chunks = chunks({"content": "a"}, fragment(0, '{"x', name="run", call_id="c"), finish=None)
+    for chunk in answer_chunks:
         reply.feed(chunk)
-    body = reply.body(assembled(given))
+    body = reply.body(assembled(answer_chunks))
     assert (body["status"], body["output"][0]["content"][0]["text"]) == ("incomplete", "a")
     assert body["output"][1]["arguments"] == '{"x'
 
@@ -318,10 +318,10 @@ def test_logprobs_are_told_where_they_are_asked_for(asks: bool) -> None:
         "logprob": -0.5,
         "top_logprobs": [{"token": "a", "logprob": -0.5}],
     }  # no bytes
-    given = chunks({"content": "a"})
-    given[1]["choices"][0]["logprobs"] = {"content": [entry]}
+    answer_chunks = chunks({"content": "a"})
+    answer_chunks[1]["choices"][0]["logprobs"] = {"content": [entry]}
     include = ["message.output_text.logprobs"] if asks else []
-    data = streamed(replying(include=include, top_logprobs=1), given)
+    data = streamed(replying(include=include, top_logprobs=1), answer_chunks)
     values = [event["logprobs"] for event in events(data) if event["type"] == "response.output_text.delta"]
     assert [len(value) for value in values] == [1 if asks else 0]
     assert len(put_together(data).output[0].content[0].logprobs) == (1 if asks else 0)
@@ -334,16 +334,16 @@ RECORDED = ["chat-plain-length-stream", "tool-auto-forced-stream", "tool-require
 def test_the_same_answer_streamed_and_not(name: str) -> None:
     """Recorded from vLLM: what it streamed, and the same as one body, are one response."""
     lines = transcript(f"vllm/{name}")[1].decode().split("\n\n")
-    given = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    answer_chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     reply = replying(tools=[RUN])
-    streamed(reply, given)
+    streamed(reply, answer_chunks)
     asked = replying(tools=[RUN])
-    assert steady(asked.body(assembled(given))) == steady(reply.body(assembled(given)))
+    assert steady(asked.body(assembled(answer_chunks))) == steady(reply.body(assembled(answer_chunks)))
 
 
 def steady(body: dict[str, Any]) -> Any:
     return json.loads(
-        json.dumps({**body, "id": ""}), object_hook=lambda one: {k: v for k, v in one.items() if k != "id"}
+        json.dumps({**body, "id": ""}), object_hook=lambda item: {k: v for k, v in item.items() if k != "id"}
     )
 
 

@@ -45,7 +45,7 @@ def output(call_id: str, value: Any = "ok", kind: str = "function_call_output") 
     return {"type": kind, "call_id": call_id, "output": value}
 
 
-def told(call_id: str, name: str = "run", arguments: str = "{}") -> dict[str, Any]:
+def function_call(call_id: str, name: str = "run", arguments: str = "{}") -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -77,7 +77,7 @@ def test_one_turn_of_the_assistant_is_one_message() -> None:
     reasoning = {"type": "reasoning", "id": "rs_x", "summary": [], "content": [{"type": "reasoning_text", "text": "h"}]}
     made = messages(USER, reasoning, assistant("I run it"), call("c1"), call("c2"), output("c1"), output("c2"))
     turn = {"role": "assistant", "content": "I run it", "reasoning": "h", "reasoning_content": "h"}
-    assert made[1] == {**turn, "tool_calls": [told("c1"), told("c2")]}
+    assert made[1] == {**turn, "tool_calls": [function_call("c1"), function_call("c2")]}
     assert made[2:] == [
         {"role": "tool", "tool_call_id": "c1", "content": "ok"},
         {"role": "tool", "tool_call_id": "c2", "content": "ok"},
@@ -95,7 +95,7 @@ def test_calls_of_one_answer_are_one_message_also_where_outputs_stand_between_th
         output("c3", "3"),
     )
     assert [message["role"] for message in made] == ["user", "assistant", "tool", "tool", "assistant", "tool"]
-    assert made[1]["tool_calls"] == [told("c1"), told("c2")]
+    assert made[1]["tool_calls"] == [function_call("c1"), function_call("c2")]
 
 
 def test_two_answers_are_two_messages() -> None:
@@ -111,7 +111,7 @@ def test_text_that_an_answer_went_on_with_after_its_calls_is_joined_again() -> N
         assistant(" after", id=f"msg_{ANSWER}_2"),
         output("c1"),
     )
-    assert made[1] == {"role": "assistant", "content": "before after", "tool_calls": [told("c1")]}
+    assert made[1] == {"role": "assistant", "content": "before after", "tool_calls": [function_call("c1")]}
 
 
 def test_two_texts_of_the_assistant_without_ids_stay_two() -> None:
@@ -122,16 +122,16 @@ def test_two_texts_of_the_assistant_without_ids_stay_two() -> None:
 @pytest.mark.parametrize("arguments", ['{"a": 1}', '{"a":1}', "{bad", "[1]", " {} "])
 def test_arguments_go_on_letter_by_letter_whatever_they_are(arguments: str) -> None:
     assert messages(USER, call("c1", arguments=arguments), output("c1"))[1]["tool_calls"] == [
-        told("c1", arguments=arguments)
+        function_call("c1", arguments=arguments)
     ]
 
 
 def test_no_arguments_are_an_empty_object() -> None:
-    assert messages(USER, call("c1", arguments=""))[1]["tool_calls"] == [told("c1")]
+    assert messages(USER, call("c1", arguments=""))[1]["tool_calls"] == [function_call("c1")]
 
 
 def test_a_namespaced_call_has_the_name_that_the_model_knows() -> None:
-    assert messages(USER, call("c1", namespace="agents"))[1]["tool_calls"] == [told("c1", "agents__run")]
+    assert messages(USER, call("c1", namespace="agents"))[1]["tool_calls"] == [function_call("c1", "agents__run")]
 
 
 def test_a_custom_call_is_a_call_with_one_text() -> None:
@@ -193,12 +193,12 @@ def test_a_previous_response_brings_its_conversation_but_not_its_instructions() 
     reply = RESPONSES.reply(first)
     chat = {"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]}
     body = reply.body(chat)
-    kept = dict(reply.cache_entries())
-    made = messages(USER, earlier=kept, previous_response_id=body["id"])
+    entries = dict(reply.cache_entries())
+    made = messages(USER, earlier=entries, previous_response_id=body["id"])
     assert made == [SAID_HI, {"role": "assistant", "content": "yes"}, SAID_HI]
     reference = {"type": "item_reference", "id": body["output"][0]["id"]}
-    assert messages(USER, reference, USER, earlier=kept) == made
-    again = translated(kept, previous_response_id=body["id"], input="x", store=False)
+    assert messages(USER, reference, USER, earlier=entries) == made
+    again = translated(entries, previous_response_id=body["id"], input="x", store=False)
     reply = RESPONSES.reply(again)
     reply.body(chat)
     assert reply.cache_entries() == {}
@@ -359,7 +359,7 @@ def test_additional_tools_of_a_previous_response_stay() -> None:
 
 
 def calling(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    message = {"content": None, "tool_calls": [told(call_id, name, arguments)]}
+    message = {"content": None, "tool_calls": [function_call(call_id, name, arguments)]}
     return {"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}
 
 
@@ -374,7 +374,7 @@ def test_a_tool_search_of_the_agents_own_is_a_function_and_what_it_finds_joins_t
     made = translated(dict(reply.cache_entries()), input=[USER, search, found], tools=[EXEC, SEARCH])
     assert names(made) == ["exec", "tool_search", "agents__send", "agents__patch"]
     assert made.dropped == []
-    assert made.chat["messages"][1]["tool_calls"] == [told("s1", "tool_search", '{"query":  "x"}')]
+    assert made.chat["messages"][1]["tool_calls"] == [function_call("s1", "tool_search", '{"query":  "x"}')]
     content = json.dumps([NAMESPACE, EXEC])
     assert made.chat["messages"][2] == {"role": "tool", "tool_call_id": "s1", "content": content}
     again = [USER, search, found, {**search, "call_id": "s2", "id": None}, {**found, "call_id": "s2"}]
@@ -391,7 +391,7 @@ def test_a_tool_search_streams_as_one_item() -> None:
         {"index": 0, "id": "s1", "function": {"name": "tool_search", "arguments": '{"que'}},
         {"index": 0, "function": {"arguments": 'ry": "x"}'}},
     ]
-    choices: list[dict[str, Any]] = [{"index": 0, "delta": {"tool_calls": [one]}} for one in calls]
+    choices: list[dict[str, Any]] = [{"index": 0, "delta": {"tool_calls": [piece]}} for piece in calls]
     choices.append({"index": 0, "delta": {}, "finish_reason": "tool_calls"})
     data = b"".join(reply.feed({"choices": [choice]}) for choice in choices) + reply.finish()
     sent = [json.loads(line[6:]) for line in data.decode().split("\n") if line.startswith("data: ")]
@@ -502,9 +502,9 @@ def test_what_codex_sends_is_a_chat_request(name: str) -> None:
     assert [message["role"] for message in made.chat["messages"]][:3] == ["system", "user", "user"]
     assert {"prompt_cache_key", "client_metadata"} <= set(made.dropped)
     calls = [item for item in body["input"] if item["type"] in ("function_call", "custom_tool_call")]
-    told = [call for message in made.chat["messages"] for call in message.get("tool_calls", ())]
-    assert [call["id"] for call in told] == [item["call_id"] for item in calls]
-    assert [call["function"]["name"] for call in told] == [item["name"] for item in calls]
+    tool_calls = [call for message in made.chat["messages"] for call in message.get("tool_calls", ())]
+    assert [call["id"] for call in tool_calls] == [item["call_id"] for item in calls]
+    assert [call["function"]["name"] for call in tool_calls] == [item["name"] for item in calls]
 
 
 def test_what_codex_sends_after_a_patch() -> None:

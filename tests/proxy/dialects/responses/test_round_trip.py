@@ -17,7 +17,7 @@ PATCH = {"type": "custom", "name": "apply_patch"}
 TOOLS = [RUN, PATCH, {"type": "namespace", "name": "agents", "description": "", "tools": [RUN, PATCH]}]
 
 texts = st.text(st.characters(codec="utf-8"), max_size=30)
-said = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)
+text_values = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | texts, lambda x: st.lists(x, max_size=3), max_leaves=4
 )
@@ -37,8 +37,8 @@ def calls(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def turns(draw: st.DrawFn) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": draw(st.none() | said)}
-    reasoning = draw(st.none() | said)
+    message: dict[str, Any] = {"role": "assistant", "content": draw(st.none() | text_values)}
+    reasoning = draw(st.none() | text_values)
     if reasoning is not None:
         message["reasoning"] = message["reasoning_content"] = reasoning
     made = draw(st.lists(calls(), max_size=3))
@@ -60,13 +60,13 @@ def test_a_conversation_that_went_through_both_ways_is_the_same(
     conversation: list[dict[str, Any]], data: st.DataObject
 ) -> None:
     items: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
-    kept: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     summary = data.draw(st.sampled_from([None, "auto"]))
     expected: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
     for number, turn in enumerate(conversation):
         for at, call in enumerate(turn.get("tool_calls", ())):
             call["id"] = f"call_{number}_{at}"
-        translated = RESPONSES.translate(asked(items, reasoning={"summary": summary}), kept)
+        translated = RESPONSES.translate(asked(items, reasoning={"summary": summary}), entries)
         assert translated.chat["messages"] == expected
         reply = RESPONSES.reply(translated)
         finish = "tool_calls" if turn.get("tool_calls") else "stop"
@@ -76,7 +76,7 @@ def test_a_conversation_that_went_through_both_ways_is_the_same(
         if data.draw(st.booleans()):
             chat = pieces_through(reply, chat, data)
         body = json.loads(json.dumps(reply.body(chat)))
-        kept |= reply.cache_entries()
+        entries |= reply.cache_entries()
         expected.append(turn)
         add(items, expected, body["output"], turn, data.draw(st.booleans()))
         if data.draw(st.booleans()):
