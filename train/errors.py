@@ -5,7 +5,11 @@ TrainError                exit code 2
 ├── BadInput              an option or a file cannot be used as it is
 ├── NothingWritten        exit code 1: rows were asked for and none were written, or not as many as expected
 ├── JobStopped            exit code 1: the job was stopped, or its process died, before it finished
-└── StreamTimeout         exit code 3: the job did not finish within the time that was given
+├── StreamTimeout         exit code 3: the job did not finish within the time that was given
+└── ServiceError          a rollout service did not do what it was asked
+    ├── ServiceUnavailable    it does not answer, or it is shutting down
+    ├── ServiceRefused        it answered, and the answer is no: wrong key, unknown task, a field it cannot use
+    └── ServiceBusy           its queue is full
 """
 
 from __future__ import annotations
@@ -47,3 +51,27 @@ class StreamTimeout(TrainError):
     """The job did not finish within the time that was given."""
 
     exit_code = 3
+
+
+class ServiceError(TrainError):
+    """A rollout service did not do what it was asked."""
+
+
+class ServiceUnavailable(ServiceError):
+    """The rollout service does not answer, or it is shutting down."""
+
+
+class ServiceRefused(ServiceError):
+    """The rollout service answered, and the answer is no; asking again gives the same. `status` is its HTTP status."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ServiceBusy(ServiceError):
+    """The queue of the rollout service is full; `retry_after` is in seconds."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
