@@ -8,11 +8,13 @@ what it got. It stands beside `tests/live`, where the same agents meet real engi
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
@@ -141,7 +143,7 @@ class ScriptedEngine:
         self._server.shutdown()
         self._server.server_close()
 
-    def answer(self, body: Body) -> Iterator[Body]:
+    def answer(self, body: Body) -> Generator[Body]:
         """The chunks of a streamed answer; the first is the only one of an unstreamed answer."""
         self.seen.append(body)
         prompt = encode(render(body))
@@ -281,6 +283,10 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     engine: ScriptedEngine
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # a client that leaves is nothing to report
+            super().handle_error(request, client_address)
+
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
@@ -313,7 +319,10 @@ class _Handler(BaseHTTPRequestHandler):
             first = next(made)
         except Exception as error:  # a request that vLLM would refuse, or a script that does not know what to do
             self.server.engine.failed.append(f"{type(error).__name__}: {error}")
-            self.give(400, {"error": {"message": str(error), "type": "BadRequestError", "param": None, "code": 400}})
+            status = getattr(error, "status", 400)
+            self.give(
+                status, {"error": {"message": str(error), "type": "BadRequestError", "param": None, "code": status}}
+            )
             return
         if not body.get("stream"):
             self.give(200, first)
@@ -322,10 +331,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        for one in (first, *made):
-            self.piece(b"data: " + json.dumps(one).encode() + b"\n\n")
-        self.piece(b"data: [DONE]\n\n")
-        self.piece(b"")
+        try:
+            for one in itertools.chain((first,), made):
+                self.piece(b"data: " + json.dumps(one).encode() + b"\n\n")
+            self.piece(b"data: [DONE]\n\n")
+            self.piece(b"")
+        except ConnectionError:  # the client left
+            made.close()
+            self.close_connection = True
 
     def piece(self, data: bytes) -> None:
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))

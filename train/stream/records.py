@@ -111,6 +111,7 @@ class RolloutRecord(TypedDict):
     scored: bool
     outcome: str
     error: str | None
+    error_category: str | None
     finished_at: str | None
     token_capture: dict[str, Any]
     calls: list[CallRecord]
@@ -207,6 +208,7 @@ def record(
         "scored": rollout.scored,
         "outcome": rollout.outcome,
         "error": rollout.error or rollout.verifier_error,
+        "error_category": rollout.error_category or rollout.verifier_error_category,
         "finished_at": rollout.finished_at,
         "token_capture": encode.value(tokens.coverage),
         "calls": encode.value(tokens.captured_calls),

@@ -1,4 +1,4 @@
-"""A double of vLLM 0.32's HTTP side that follows a script and remembers what it sampled, for `benchmarks/peers.py`.
+"""A double of vLLM 0.32's HTTP side that follows a script and remembers what it sampled, for `benchmarks.peers`.
 
 Ids, logprobs and usage are sent only where they are asked for, and a stream's event with nothing to show only where ids
 are. One token takes `PACE` seconds, and a client that leaves is noticed at the next token.
