@@ -8,13 +8,17 @@ from typing import Any
 from train.errors import BadInput
 
 
-def optional(module: str, attribute: str | None = None, *, needed_for: str, extra: str) -> Any:
+def optional(
+    module: str, attribute: str | None = None, *, needed_for: str, extra: str = "", install: str | None = None
+) -> Any:
     """The module, or an attribute of it. `needed_for` begins the sentence, as in "Parquet needs the train extra".
+
+    `install` says what to do where the package belongs to no extra of ours.
 
     Raises `BadInput` where the package is not installed, and where importing it fails in any way: compiled packages
     raise whatever their own dependencies do, and lazy ones only when an attribute is asked for.
     """
-    install = f"pip install -e '.[{extra}]' in a clone of benchflow-sidecar"
+    install = install or f"pip install -e '.[{extra}]' in a clone of benchflow-sidecar"
     try:
         found = import_module(module)
         return found if attribute is None else getattr(found, attribute)
