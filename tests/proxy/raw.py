@@ -6,8 +6,10 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
+
+import httptools
 
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -21,20 +23,43 @@ async def connection(port: int) -> AsyncIterator[Pair]:
         writer.transport.abort()
 
 
-async def until_quiet(reader: asyncio.StreamReader, seconds: float = 0.25, bound: float = 10) -> bytes:
-    """Everything that comes until the end, or until `seconds` pass without a byte after the first one."""
-    got: list[bytes] = []
+class Replies:
+    """Counts whole replies in what comes back; `open` says whether the connection stays open after them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.open = True
+        self._parser = httptools.HttpResponseParser(self)
+
+    def feed(self, data: bytes) -> None:
+        with suppress(httptools.HttpParserError):
+            self._parser.feed_data(data)
+
+    def on_message_complete(self) -> None:
+        self.count += self._parser.get_status_code() >= 200
+        self.open = self.open and self._parser.should_keep_alive()
+
+
+async def until_quiet(
+    reader: asyncio.StreamReader, seconds: float = 0.25, bound: float = 10, replies: int | None = None
+) -> bytes:
+    """Everything that comes until the end, or until `seconds` pass without a byte after the first one, or until
+    `replies` are whole and the connection stays open.
+    """
+    received: list[bytes] = []
+    counted = Replies()
     async with asyncio.timeout(bound):
-        while True:
+        while not (counted.open and counted.count == replies):
             try:
-                async with asyncio.timeout(seconds if got else None):
+                async with asyncio.timeout(seconds if received else None):
                     data = await reader.read(1 << 16)
             except TimeoutError:
                 break
             if not data:
                 break
-            got.append(data)
-    return b"".join(got)
+            received.append(data)
+            counted.feed(data)
+    return b"".join(received)
 
 
 async def exchange_to_end(port: int, data: bytes, bound: float = 60) -> bytes:
@@ -44,10 +69,11 @@ async def exchange_to_end(port: int, data: bytes, bound: float = 60) -> bytes:
         return await reader.read()
 
 
-async def exchange(port: int, data: bytes, seconds: float = 0.25) -> bytes:
+async def exchange(port: int, data: bytes, replies: int = 1, seconds: float = 0.25) -> bytes:
+    """What comes back: `replies` whole ones, all until the end where one closes the connection, else until quiet."""
     async with connection(port) as (reader, writer):
         writer.write(data)
-        return await until_quiet(reader, seconds)
+        return await until_quiet(reader, seconds, replies=replies)
 
 
 def post(body: bytes | dict[str, Any], *headers: str, path: str = "/v1/chat/completions") -> bytes:

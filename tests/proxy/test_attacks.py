@@ -37,8 +37,8 @@ class TwoSessions:
         self.engine, self.proxy, self.ours, self.theirs, self.folder = engine, proxy, ours, theirs, folder
         self.key = f"authorization: Bearer {ours.api_key}"
 
-    async def send(self, data: bytes) -> bytes:
-        return await exchange(self.proxy.port, data)
+    async def send(self, data: bytes, replies: int = 1) -> bytes:
+        return await exchange(self.proxy.port, data, replies)
 
     async def untouched(self) -> bool:
         """Nothing reached the engine, and neither session has a call."""
@@ -228,7 +228,7 @@ async def test_a_trailer_sets_no_header_and_a_second_request_needs_its_own_key(t
         body = chunked % (len(RAW), RAW, here.ours.api_key.encode())
         assert statuses(await here.send(post(body, "transfer-encoding: chunked"))) == [401]
         assert await here.untouched()
-        assert statuses(await here.send(post(BODY, here.key) + post(BODY))) == [200, 401]
+        assert statuses(await here.send(post(BODY, here.key) + post(BODY), 2)) == [200, 401]
 
 
 @pytest.mark.parametrize("offer", ["h2c", "websocket", "TLS/1.3"])
@@ -259,24 +259,25 @@ async def test_a_connection_that_says_nothing_is_closed(tmp_path: Path) -> None:
         assert statuses(await over(reader)) == [408]
 
 
-@pytest.mark.parametrize("begin", [b"POST /v1/chat/completions HTTP/1.1\r\n", b"\r\n", b"POST /"])
 @pytest.mark.parametrize("first", [False, True])
-async def test_headers_that_trickle_are_given_up(tmp_path: Path, begin: bytes, first: bool) -> None:
+async def test_headers_that_trickle_are_given_up(tmp_path: Path, first: bool) -> None:
     """Slowloris: a byte now and then, on a new connection and after a call that was good."""
-    async with house(tmp_path, limits=Limits(head_time=0.4)) as here, connection(here.proxy.port) as (reader, writer):
-        if not first:
-            writer.write(post(BODY, here.key))
-            assert b"200" in await until_quiet(reader)
+    async with house(tmp_path, limits=Limits(head_time=0.4)) as here:
 
-        async def trickle() -> None:
-            writer.write(begin)
-            while True:
-                await asyncio.sleep(0.05)
-                writer.write(b"\r\n" if begin == b"\r\n" else b"x")
+        async def trickle(start: bytes) -> bytes:
+            async with connection(here.proxy.port) as (reader, writer):
+                if not first:
+                    writer.write(post(BODY, here.key))
+                    assert b"200" in await until_quiet(reader, replies=1)
+                writer.write(start)
+                reply = asyncio.ensure_future(over(reader))
+                while not (await asyncio.wait([reply], timeout=0.05))[0]:
+                    writer.write(b"\r\n" if start == b"\r\n" else b"x")
+                return reply.result()
 
-        trickling = asyncio.ensure_future(trickle())
-        assert statuses(await over(reader)) == [408]
-        trickling.cancel()
+        starts = [b"POST /v1/chat/completions HTTP/1.1\r\n", b"\r\n", b"POST /"]
+        replies = await asyncio.gather(*map(trickle, starts))
+        assert [statuses(reply) for reply in replies] == [[408]] * len(starts)
 
 
 async def test_a_call_that_takes_long_is_not_late_whatever_trickles_in_behind_it(
@@ -312,22 +313,22 @@ SLOW_BODIES: dict[str, tuple[bytes, list[str], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("how", SLOW_BODIES)
-async def test_a_body_that_is_too_slow_is_408_and_no_call(tmp_path: Path, how: str) -> None:
-    start, headers, more = SLOW_BODIES[how]
-    limits = Limits(body_time=0.4, linger_time=0.2)
-    async with house(tmp_path, limits=limits) as here, connection(here.proxy.port) as (reader, writer):
-        writer.write(post(start, here.key, *headers))
+async def test_a_body_that_is_too_slow_is_408_and_no_call(tmp_path: Path) -> None:
+    async with house(tmp_path, limits=Limits(body_time=0.4, linger_time=0.2)) as here:
 
-        async def trickle() -> None:
-            while True:
-                writer.write(more)
-                await asyncio.sleep(0.05)
+        async def send_slowly(start: bytes, headers: list[str], more: bytes) -> bytes:
+            async with connection(here.proxy.port) as (reader, writer):
+                writer.write(post(start, here.key, *headers))
+                reply = asyncio.ensure_future(over(reader))
+                while not reply.done():
+                    writer.write(more)
+                    await asyncio.wait([reply], timeout=0.05)
+                return reply.result()
 
-        trickling = asyncio.ensure_future(trickle())
-        got = await over(reader)
-        trickling.cancel()
-        assert [status for status in statuses(got) if status != 100] == [408] and b"connection: close" in got
+        replies = await asyncio.gather(*(send_slowly(*body) for body in SLOW_BODIES.values()))
+        for name, reply in zip(SLOW_BODIES, replies, strict=True):
+            assert [status for status in statuses(reply) if status != 100] == [408], name
+            assert b"connection: close" in reply, name
         assert await here.untouched()
 
 

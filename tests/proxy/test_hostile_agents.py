@@ -102,7 +102,7 @@ async def test_chunked_pipelined_and_announced_requests_are_served(started: Star
     async with FakeEngine(replays(PLAIN)) as engine, started(engine.url) as bench:
         port = bench.proxy.port
         assert statuses(await exchange(port, post(pieces, "transfer-encoding: chunked"))) == [200]
-        assert statuses(await exchange(port, post(BODY) * 3)) == [200] * 3
+        assert statuses(await exchange(port, post(BODY) * 3, 3)) == [200] * 3
         async with connection(port) as (reader, writer):
             writer.write(post(b"", "expect: 100-continue", f"content-length: {len(RAW)}"))
             assert statuses(await until_quiet(reader)) == [100]
