@@ -105,7 +105,7 @@ class ChatTemplate:
             )
         )
 
-    def _given(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _plain_message(self, message: dict[str, Any]) -> dict[str, Any]:
         """As vLLM hands a message to a template: content is a text, arguments are parsed."""
         content = message.get("content") or ""
         if isinstance(content, list):

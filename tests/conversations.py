@@ -195,14 +195,14 @@ class Talk:
     def tokens(self, text: str) -> list[int]:
         """The text in tokens that a tokenizer need not choose: what a model samples is not always canonical."""
         stop = next(
-            (one for one in (self.template.kind.tool_stop, self.template.kind.stop) if one and text.endswith(one)), ""
+            (end for end in (self.template.kind.tool_stop, self.template.kind.stop) if end and text.endswith(end)), ""
         )
         body = text[: len(text) - len(stop)]
         if self.rng.random() < 0.5:
             ids = encode(body)
         else:
             cuts = sorted(self.rng.randrange(len(body) + 1) for _ in range(3)) if body else []
-            ids = [one for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True) for one in encode(body[a:b])]
+            ids = [token for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True) for token in encode(body[a:b])]
             if decode(ids) != body:
                 ids = encode(body)
         return ids + (encode(stop) if stop else [])
@@ -237,7 +237,7 @@ class Talk:
     def edit(self, how: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
         """The conversation changed in a way that makes it another; None where this one has no place for it."""
         made: list[dict[str, Any]] = json.loads(json.dumps(messages))
-        last = max(at for at, one in enumerate(made) if one["role"] == "assistant")
+        last = max(at for at, message in enumerate(made) if message["role"] == "assistant")
         if how == "reply_words":
             made[last]["content"] = (made[last]["content"] or "") + " indeed"
         elif how == "argument" and made[last].get("tool_calls"):
@@ -246,7 +246,7 @@ class Talk:
         elif how == "call_id" and made[last].get("tool_calls"):
             made[last]["tool_calls"][0]["id"] = "call99999"
         elif how == "earlier_user":
-            at = next(at for at, one in enumerate(made) if one["role"] == "user")
+            at = next(at for at, message in enumerate(made) if message["role"] == "user")
             made[at]["content"] += " please"
         elif how == "dropped_turn" and last >= 4:
             del made[last - 2 : last]
@@ -293,18 +293,18 @@ class Talk:
             before, honest = self.answered(plan, body, prompt, message, both, ending), ending in ("stop", "cut")
             if before is None:
                 return
-            said = self.last
-            back = self.sent_back(said)
-            tail = self.after(said)
+            answer = self.last
+            back = self.sent_back(answer)
+            tail = self.after(answer)
             # The truth: the reply as it was, then what the template writes behind it.
-            shown = self.text([*messages, said], False)
-            whole = self.text([*messages, said, *tail], True)
+            shown = self.text([*messages, answer], False)
+            whole = self.text([*messages, answer, *tail], True)
             if shown is None or whole is None:
                 return
             sound = whole.startswith(shown)
             rest = ""
             if sound and ending != "cut":
-                stop = self.template.stop(said)
+                stop = self.template.stop(answer)
                 at = shown.rfind(stop)
                 if at >= len((self.text(messages, True) or "").removesuffix("<think>\n")):
                     rest = shown[at + len(stop) :] + whole[len(shown) :]
@@ -330,8 +330,8 @@ class Talk:
         ending: str,
     ) -> Any:
         """The call is over: what the engine reported goes to token-in. Call number, prompt ids and sampled ids."""
-        said = json.loads(json.dumps(message))
-        choice: dict[str, Any] = {"index": 0, "finish_reason": "stop", "stop_reason": None, "message": said}
+        reply = json.loads(json.dumps(message))
+        choice: dict[str, Any] = {"index": 0, "finish_reason": "stop", "stop_reason": None, "message": reply}
         if message.get("tool_calls"):
             choice["finish_reason"] = "tool_calls"
         ids = self.tokens(drawn)
@@ -342,14 +342,14 @@ class Talk:
             if begin < 0:
                 return None
             short = message["content"].strip()[: self.rng.randint(3, len(message["content"].strip()))].rstrip()
-            said["content"] = short
+            reply["content"] = short
             ids = self.tokens(drawn[:begin] + short)
             choice["finish_reason"] = "length"
         elif ending == "stop_string":
             ids, choice["stop_reason"] = [*ids[:-1], *encode(" END")], "END"
         elif ending == "unread":  # a parser that swallows what stands behind a reply
             ids = [*ids[:-1], *encode(" and more words that no one reads"), ids[-1]]
-        self.last = said
+        self.last = reply
         self.calls += 1
         self.record(plan, body, prompt, ids, choice)
         if ending == "twin":
@@ -375,10 +375,10 @@ class Talk:
     def judge(self, plan: PromptPlan, before: Any, plain: list[int], honest: bool) -> None:
         tally, name = self.tally, self.template.name
         call, prompt, sampled, rest, _ = before
-        held = prompt + sampled
+        past = prompt + sampled
         tally.continuing[name] += 1
         tally.honest[name] += honest
-        tally.extended_plainly[name] += plain[: len(held)] == held
+        tally.extended_plainly[name] += plain[: len(past)] == past
         if plan.prompt is None:
             tally.refused.setdefault(name, Counter())[plan.reason or "?"] += 1
             if honest:
@@ -389,10 +389,10 @@ class Talk:
         where = f"{name}: call {call}"
         if not honest:
             tally.wrong.append(f"{where}: bridged although it is another conversation")
-        elif ids[: len(held)] != held:
+        elif ids[: len(past)] != past:
             tally.wrong.append(f"{where}: does not extend the call")
-        elif rest != "\0" and decode(ids[len(held) :]) != rest:
-            tally.wrong.append(f"{where}: goes on with {decode(ids[len(held) :])!r}, not {rest!r}")
+        elif rest != "\0" and decode(ids[len(past) :]) != rest:
+            tally.wrong.append(f"{where}: goes on with {decode(ids[len(past) :])!r}, not {rest!r}")
         elif rest == "\0" and not reads_alike(decode(ids), decode(plain)):
             tally.wrong.append(f"{where}: reads {decode(ids)!r}, not {decode(plain)!r}")
         tally.exact += rest != "\0"

@@ -75,7 +75,7 @@ def graph(package: str) -> dict[str, set[str]]:
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 below = [f"{node.module}.{alias.name}" for alias in node.names]
                 found = [full if full in modules else str(node.module) for full in below]
-            arrows[name] |= {one for one in found if one in modules and one != name}
+            arrows[name] |= {module for module in found if module in modules and module != name}
     return arrows
 
 

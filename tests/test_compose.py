@@ -28,10 +28,10 @@ ENGINE_IMAGE = "benchflow-sidecar-fake-engine:test"
 def compose(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The compose binary that the test extra brings, on our file, in an empty environment but for what is given."""
     binary = shutil.which("docker-compose", path=str(Path(sys.executable).parent)) or "docker-compose"
-    kept = {key: os.environ[key] for key in ("PATH", "HOME", "DOCKER_HOST") if key in os.environ}
+    inherited = {key: os.environ[key] for key in ("PATH", "HOME", "DOCKER_HOST") if key in os.environ}
     return subprocess.run(
         [binary, "--file", ROOT / "compose.yaml", *arguments],
-        env={**kept, **environment},
+        env={**inherited, **environment},
         capture_output=True,
         text=True,
         timeout=240,

@@ -92,14 +92,14 @@ def test_any_stream_cut_anywhere_means_what_its_lines_say(
     # A bare CR before a LF of the next piece is one line end; the oracle reads the bytes as they stand.
     lines = re.split(b"\n", data.replace(b"\r\n", b"\n").replace(b"\r", b"\n"))
     wanted: list[bytes] = []
-    held: list[bytes] = []
+    expected: list[bytes] = []
     for line in lines:
         if not line:
-            if held:
-                wanted.append(b"\n".join(held))
-            held = []
+            if expected:
+                wanted.append(b"\n".join(expected))
+            expected = []
         elif line.partition(b":")[0] == b"data":
-            held.append(line.partition(b":")[2].removeprefix(b" "))
+            expected.append(line.partition(b":")[2].removeprefix(b" "))
     decoder = EventDecoder()
     events: list[Event] = []
     places = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
@@ -108,5 +108,5 @@ def test_any_stream_cut_anywhere_means_what_its_lines_say(
     left = decoder.flush()
     assert b"".join(event.raw for event in [*events, *left]) == data or not left
     assert [event.data for event in [*events, *left] if event.data is not None] == wanted + (
-        [b"\n".join(held)] if held else []
+        [b"\n".join(expected)] if expected else []
     )

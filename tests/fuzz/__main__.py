@@ -43,7 +43,7 @@ def by_hypothesis(names: list[str], seconds: float) -> list[str]:
     found: list[str] = []
     rounds: Counter[str] = Counter()
     while time.monotonic() < until and len(found) < len(names):
-        name = min((name for name in names if name not in found), key=lambda one: spent[one])
+        name = min((name for name in names if name not in found), key=lambda target: spent[target])
         began = time.monotonic()
         examples = 20 if name == "jobs" else ROUND
         try:

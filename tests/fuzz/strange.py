@@ -55,8 +55,8 @@ def edited(data: bytes, what: str, at: int, length: int, piece: bytes) -> bytes:
 
 def cuts(data: bytes, places: list[int]) -> list[bytes]:
     """`data` in pieces, cut at `places` (any numbers)."""
-    ends = sorted({place % (len(data) + 1) for place in places} | {len(data)})
-    return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    offsets = sorted({place % (len(data) + 1) for place in places} | {len(data)})
+    return [data[start:end] for start, end in zip([0, *offsets], offsets, strict=False)]
 
 
 #: Any JSON value, small.

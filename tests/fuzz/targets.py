@@ -108,8 +108,8 @@ REQUESTS: list[dict[str, Any]] = [
 
 def reader_of(name: str, wire: str, body: dict[str, Any], stream: bool) -> Reader:
     request = {**body, "stream": True} if stream else body
-    one = engine(name)
-    return Reader(one, wire, request, one.ask(wire, request, CaptureOptions(top_logprobs=1)))
+    named_engine = engine(name)
+    return Reader(named_engine, wire, request, named_engine.ask(wire, request, CaptureOptions(top_logprobs=1)))
 
 
 @target(changed(STREAMS), CUTS, st.sampled_from(NAMES), st.sampled_from((CHAT, COMPLETIONS)), st.sampled_from(REQUESTS))
@@ -142,8 +142,8 @@ def recorded(reader: Reader) -> None:
         json.dumps(chunk)
     for outcome in ("ok", "aborted", "truncated", "error"):
         capture = reader.capture(outcome, status=200)
-        held = TokenCapture.from_json(orjson.loads(dumps(capture.to_json())))  # as a journal's line is written
-        assert held.complete == capture.complete
+        reread = TokenCapture.from_json(orjson.loads(dumps(capture.to_json())))  # as a journal's line is written
+        assert reread.complete == capture.complete
         if capture.complete:
             assert outcome == "ok" and capture.prompt_token_ids is not None and capture.completions
             for completion in capture.completions:
@@ -157,7 +157,7 @@ def recorded(reader: Reader) -> None:
 
 
 TOOL = st.builds(
-    lambda n, name, said: {"id": f"call-{n}", "type": "function", "function": {"name": name, "arguments": said}},
+    lambda n, name, text: {"id": f"call-{n}", "type": "function", "function": {"name": name, "arguments": text}},
     st.integers(0, 99), st.text(min_size=1, max_size=5), st.text(max_size=8),
 )  # fmt: skip
 MESSAGE = st.fixed_dictionaries(
@@ -241,7 +241,7 @@ def requests_of_dialects(asked: tuple[str, Any]) -> None:
     else:
         json.dumps(translated.chat)
         assert isinstance(translated.chat.get("messages"), list) and all(
-            isinstance(one, str) for one in translated.dropped
+            isinstance(item, str) for item in translated.dropped
         )
         assert (translated.chat.get("stream") is True) == translated.streams
     assert json.dumps(body) == before
@@ -320,8 +320,10 @@ def journal(data: bytes) -> None:
     filled = sum(1 for line in data.split(b"\n") if line.strip())
     assert len(calls) + len(reader.problems) == filled
     whole = set(LINES.splitlines())
-    kept = [line for line in data.split(b"\n") if line in whole]
-    assert len([call for call in calls if call.raw.rstrip(b"\n") in whole]) == len(kept), "an intact line is a call"
+    whole_lines = [line for line in data.split(b"\n") if line in whole]
+    assert len([call for call in calls if call.raw.rstrip(b"\n") in whole]) == len(whole_lines), (
+        "an intact line is a call"
+    )
 
 
 @target(bent(GOLDEN))

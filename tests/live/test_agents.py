@@ -83,8 +83,8 @@ def run_command(tools: dict[str, Body], command: str) -> Said:
 def alternating(fragments: list[list[Body]]) -> None:
     """The fragments of both calls in turn."""
     flat = [fragment for some in fragments for fragment in some]
-    first, second = ([one for one in flat if one["index"] == index] for index in (0, 1))
-    mixed = [one for pair in zip_longest(first, second) for one in pair if one is not None]
+    first, second = ([event for event in flat if event["index"] == index] for index in (0, 1))
+    mixed = [event for pair in zip_longest(first, second) for event in pair if event is not None]
     for some in fragments:
         some[:] = [mixed.pop(0) for _ in some]
 

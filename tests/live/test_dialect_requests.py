@@ -39,7 +39,7 @@ def recorded() -> list[tuple[str, Dialect, dict[str, Any]]]:
         for path in sorted((TRANSCRIPTS / agent).glob("*.json"))
     ]
     claude = json.loads((TRANSCRIPTS / "claude_code.json").read_text())
-    return found + [(one["name"], AnthropicDialect(), one["body"]) for one in claude if one["body"]]
+    return found + [(request["name"], AnthropicDialect(), request["body"]) for request in claude if request["body"]]
 
 
 def test_recorded_requests_are_valid_for_vllm() -> None:
@@ -52,5 +52,5 @@ def test_recorded_requests_are_valid_for_vllm() -> None:
     done = subprocess.run([python, "-c", CHECK], input=json.dumps(chats), capture_output=True, text=True, timeout=300)
     assert "CHECKED" in done.stdout, done.stderr[-2000:]
     result = json.loads(done.stdout.split("CHECKED")[1])
-    for (name, _, _), chat, one in zip(requests, chats, result, strict=True):
-        assert one == {"unknown": [], "tools": len(chat.get("tools", ()))}, name
+    for (name, _, _), chat, outcome in zip(requests, chats, result, strict=True):
+        assert outcome == {"unknown": [], "tools": len(chat.get("tools", ()))}, name

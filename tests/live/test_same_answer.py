@@ -213,8 +213,10 @@ async def same_tokens(both: Pair, path: str, body: dict[str, Any], call: Call) -
     for choice in truth["choices"]:
         captured = capture.completions[choice["index"]]
         ids = choice.get("token_ids") or choice.get("response_token_ids")
-        told = choice["logprobs"]
-        logprobs = [e["logprob"] for e in told["content"]] if "chat" in path else told["token_logprobs"]
+        choice_logprobs = choice["logprobs"]
+        logprobs = (
+            [e["logprob"] for e in choice_logprobs["content"]] if "chat" in path else choice_logprobs["token_logprobs"]
+        )
         assert captured.token_ids == ids
         assert captured.logprobs == pytest.approx(logprobs, abs=2e-4)
 
@@ -236,10 +238,10 @@ def merged(chunks: list[dict[str, Any]]) -> list[Any]:
             into["reasoning"] += delta.get("reasoning_content") or delta.get("reasoning") or ""
             into["finish"] = choice.get("finish_reason") or into["finish"]
             for tool in delta.get("tool_calls") or []:
-                held = into["tools"].setdefault(tool["index"], {"name": "", "arguments": ""})
+                tool_call = into["tools"].setdefault(tool["index"], {"name": "", "arguments": ""})
                 function = tool.get("function") or {}
-                held["name"] += function.get("name") or ""
-                held["arguments"] += function.get("arguments") or ""
+                tool_call["name"] += function.get("name") or ""
+                tool_call["arguments"] += function.get("arguments") or ""
             logprobs = choice.get("logprobs")
             if logprobs:
                 into.setdefault("logprobs", []).extend(round(e["logprob"], 3) for e in logprobs.get("content") or [])

@@ -161,8 +161,10 @@ async def same_as_a_plain_call(engine: LiveEngine, client: Client, made: list[Ca
             capture, body, choice = call.capture, client.bodies[number], client.answers[number]
             assert capture is not None and capture.prompt_token_ids is not None
             ids = capture.prompt_token_ids.tolist()
-            given = {"kv_transfer_params": {"prompt_token_ids": ids}} if engine.name == "vllm" else {"input_ids": ids}
-            answer = await direct.post("/chat/completions", json={**body, **given})
+            prompt_field = (
+                {"kv_transfer_params": {"prompt_token_ids": ids}} if engine.name == "vllm" else {"input_ids": ids}
+            )
+            answer = await direct.post("/chat/completions", json={**body, **prompt_field})
             [plain] = answer.json()["choices"]
             assert plain["finish_reason"] == choice["finish_reason"]
             assert without_ids(plain["message"]) == without_ids(choice["message"])
@@ -190,13 +192,13 @@ def recomputed(engine: LiveEngine, made: list[Call]) -> list[float]:
     captures = []
     for call in made:
         assert call.capture is not None and call.capture.prompt_token_ids is not None
-        [one] = call.capture.completions
-        assert one.token_ids is not None
+        [completion] = call.capture.completions
+        assert completion.token_ids is not None
         captures.append(
             {
                 "prompt_token_ids": call.capture.prompt_token_ids.tolist(),
-                "token_ids": one.token_ids.tolist(),
-                "logprobs": one.logprobs,
+                "token_ids": completion.token_ids.tolist(),
+                "logprobs": completion.logprobs,
             }
         )
     done = subprocess.run(

@@ -37,13 +37,13 @@ def job(vllm: LiveEngine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     Conversations whose reply came back in other tokens are passed by, as a group's would be withheld.
     """
     folder = tmp_path_factory.mktemp("jobs") / "rl-capture"
-    kept = 0
+    grades = 0
     settings = Settings(
         upstream=[vllm.base_url], upstream_key=vllm.api_key, engine="vllm", model=vllm.model, probe=False
     )
     with ProxyThread(settings) as proxy:
         for seed in range(TRIES):
-            if kept == GROUP:
+            if grades == GROUP:
                 break
             rollout = folder / f"write-number__{seed:08x}"
             session = proxy.open_session(rollout.name, journal=rollout / JOURNAL, sampling=SAMPLING)
@@ -54,12 +54,12 @@ def job(vllm: LiveEngine, tmp_path_factory: pytest.TempPathFactory) -> Path:
                 rollout.rename(folder.parent / f"not-{rollout.name}")
                 continue
             result = {
-                "task_name": "write-number", "rollout_name": rollout.name, "rewards": {"reward": float(kept % 2)},
+                "task_name": "write-number", "rollout_name": rollout.name, "rewards": {"reward": float(grades % 2)},
                 "agent": "script", "model": "vllm/my-policy", "error": None, "verifier_error": None,
             }  # fmt: skip
             (rollout / "result.json").write_text(json.dumps(result))
-            kept += 1
-    assert kept == GROUP, f"only {kept} of {TRIES} conversations came back in the tokens they were sampled in"
+            grades += 1
+    assert grades == GROUP, f"only {grades} of {TRIES} conversations came back in the tokens they were sampled in"
     (folder / "evaluation.json").write_text("{}")
     (folder / "summary.json").write_text("{}")
     return folder

@@ -49,8 +49,8 @@ def scripted(
     `refuses`: the script raises, which the engine answers with 400; any other run must not have that happen.
     """
     folder = shutil.copytree(TASK, tmp_path / TASK.name)
-    told = (folder / "task.md").read_text().replace("sandbox:\n", f"sandbox:\n  network_mode: {network}\n")
-    (folder / "task.md").write_text(told)
+    text = (folder / "task.md").read_text().replace("sandbox:\n", f"sandbox:\n  network_mode: {network}\n")
+    (folder / "task.md").write_text(text)
     with ScriptedEngine(script, model=model, rewrite=rewrite) as engine:
         provider = Provider(f"vllm/{engine.model}", "vllm", engine.model, engine.base_url, None, True)
         seen = attempt(tmp_path, load_task(folder), find_agent(name), provider=provider, agent_env=env)

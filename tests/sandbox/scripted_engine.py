@@ -92,15 +92,15 @@ def call_shell(tools: dict[str, Body], command: str) -> Said:
 
     A tool that watches a command (Qwen Code's `monitor`) takes one too, and answers later: a shell by name goes first.
     """
-    for name, function in sorted(tools.items(), key=lambda one: not SHELL.search(one[0])):
+    for name, function in sorted(tools.items(), key=lambda item: not SHELL.search(item[0])):
         schema = function.get("parameters") or {}
         properties = schema.get("properties") or {}
         key = next((key for key in ("command", "cmd") if key in properties), None)
         if key is None or "path" in properties:
             continue
-        given: Any = command if properties[key].get("type") != "array" else ["bash", "-lc", command]
+        command_value: Any = command if properties[key].get("type") != "array" else ["bash", "-lc", command]
         others = {other: plausible(properties[other]) for other in schema.get("required") or [] if other != key}
-        return Said(tool=name, arguments={key: given, **others})
+        return Said(tool=name, arguments={key: command_value, **others})
     raise AssertionError(f"no tool runs commands: {', '.join(tools)}")
 
 
@@ -178,13 +178,13 @@ def plain(message: Body) -> Body:
     return made
 
 
-def sample(body: Body, said: Said) -> tuple[list[int], str]:
+def sample(body: Body, reply: Said) -> tuple[list[int], str]:
     """The ids and why they end."""
-    ids = encode(said.sampled + "<|im_end|>")
+    ids = encode(reply.sampled + "<|im_end|>")
     most = body.get("max_completion_tokens") or body.get("max_tokens")
     if most and len(ids) > most:
         return ids[:most], "length"
-    return ids, "stop" if said.tool is None else "tool_calls"
+    return ids, "stop" if reply.tool is None else "tool_calls"
 
 
 def entry(token: int) -> Body:
@@ -197,14 +197,14 @@ def usage(prompt: list[int], ids: list[int]) -> Body:
             "prompt_tokens_details": None}  # fmt: skip
 
 
-def whole(body: Body, prompt: list[int], said: Said) -> Iterator[Body]:
-    ids, reason = sample(body, said)
-    message: Body = {"role": "assistant", "content": said.text or None, "refusal": None, "reasoning": None}
+def whole(body: Body, prompt: list[int], reply: Said) -> Iterator[Body]:
+    ids, reason = sample(body, reply)
+    message: Body = {"role": "assistant", "content": reply.text or None, "refusal": None, "reasoning": None}
     if reason == "tool_calls":
         message["tool_calls"] = [
             {"id": f"chatcmpl-tool-{uuid.uuid4().hex}", "type": "function",
              "function": {"name": call.tool, "arguments": json.dumps(call.arguments)}}
-            for call in said.calls
+            for call in reply.calls
         ]  # fmt: skip
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason, "stop_reason": None}
     if body.get("logprobs"):
@@ -218,13 +218,13 @@ def whole(body: Body, prompt: list[int], said: Said) -> Iterator[Body]:
     }
 
 
-def chunks(body: Body, prompt: list[int], said: Said) -> Iterator[Body]:
+def chunks(body: Body, prompt: list[int], reply: Said) -> Iterator[Body]:
     """One token a chunk; what the tool parser swallows has an empty delta and its ids all the same."""
     common, asked = head(body, "chat.completion.chunk"), bool(body.get("return_token_ids"))
     opening = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
     yield {**common, "choices": [opening], **({"prompt_token_ids": prompt} if asked else {})}
-    ids, reason = sample(body, said)
-    parser = Parser(said)
+    ids, reason = sample(body, reply)
+    parser = Parser(reply)
     for at, token in enumerate(ids):
         choice: Body = {"index": 0, "delta": parser.feed(token), "logprobs": None, "finish_reason": None}
         if body.get("logprobs"):
@@ -245,12 +245,12 @@ def deltas(made: list[Body]) -> Iterator[Body]:
 class Parser:
     """What each token shows the client: text as it is, a tool call's name at once and its arguments bit by bit."""
 
-    def __init__(self, said: Said) -> None:
-        self.said, self.at = said, 0
+    def __init__(self, reply: Said) -> None:
+        self.reply, self.at = reply, 0
         self.named: set[int] = set()
         self.spans: list[tuple[int, int, int]] = []  # where a call's name ends, its arguments begin and end
         base = 0
-        for call in said.calls:
+        for call in reply.calls:
             begin = call.block.index('"arguments": ') + len('"arguments": ')
             end = begin + len(json.dumps(call.arguments))
             self.spans.append((base + call.block.index('",') + 2, base + begin, base + end))
@@ -260,16 +260,16 @@ class Parser:
         text = smollm().decode([token], skip_special_tokens=False)
         start, self.at = self.at, self.at + len(text)
         if text == "<|im_end|>":
-            return {"content": ""} if self.said.tool is None else {}
-        if self.said.tool is None:
+            return {"content": ""} if self.reply.tool is None else {}
+        if self.reply.tool is None:
             return {"content": text}
         fragments: list[Body] = []
         for index, (name_end, begin, end) in enumerate(self.spans):
             if index not in self.named and self.at >= name_end:
                 self.named.add(index)
                 made = {"id": f"chatcmpl-tool-{uuid.uuid4().hex[:16]}", "type": "function", "index": index}
-                fragments.append({**made, "function": {"name": self.said.calls[index].tool}})
-            piece = self.said.sampled[max(start, begin) : min(self.at, end)]
+                fragments.append({**made, "function": {"name": self.reply.calls[index].tool}})
+            piece = self.reply.sampled[max(start, begin) : min(self.at, end)]
             if piece and self.at > begin and start < end:
                 fragments.append({"index": index, "function": {"arguments": piece}})
         return {"content": None, "tool_calls": fragments} if fragments else {}
@@ -332,8 +332,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         try:
-            for one in itertools.chain((first,), made):
-                self.piece(b"data: " + json.dumps(one).encode() + b"\n\n")
+            for event in itertools.chain((first,), made):
+                self.piece(b"data: " + json.dumps(event).encode() + b"\n\n")
             self.piece(b"data: [DONE]\n\n")
             self.piece(b"")
         except ConnectionError:  # the client left

@@ -84,11 +84,11 @@ class ByTask(ShellAgent):
         self.scripts, self.heard = scripts, dict[str, str]()
 
     def act(self, agent_run: AgentRun) -> str:
-        one = ShellAgent(self.scripts[agent_run.task.name])
+        agent = ShellAgent(self.scripts[agent_run.task.name])
         try:
-            return one.act(agent_run)
+            return agent.act(agent_run)
         finally:
-            self.heard[agent_run.task.name] = one.said
+            self.heard[agent_run.task.name] = agent.said
 
 
 class Seen:

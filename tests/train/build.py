@@ -77,8 +77,8 @@ def broken(turns: int = 2, **metadata: Any) -> list[Line]:
 def uncaptured(turns: int = 1) -> list[Line]:
     """Calls that went through without token capture: the key is absent, as with capture off."""
     made = conversation(turns)
-    for one in made:
-        del one["metadata"]["token_capture"]
+    for call_line in made:
+        del call_line["metadata"]["token_capture"]
     return made
 
 
@@ -138,11 +138,11 @@ def finish_rollout(folder: Path, **spec: Any) -> None:
         "timing": {"total": 48.0},
         **spec.get("result", {}),
     }
-    beside = folder / ".result.json.tmp"
-    write(beside, result)
+    temp_path = folder / ".result.json.tmp"
+    write(temp_path, result)
     if "at" in spec:
-        os.utime(beside, (BEGAN.timestamp() + at, BEGAN.timestamp() + at))
-    beside.rename(folder / "result.json")
+        os.utime(temp_path, (BEGAN.timestamp() + at, BEGAN.timestamp() + at))
+    temp_path.rename(folder / "result.json")
 
 
 def make_job(

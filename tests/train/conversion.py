@@ -20,15 +20,15 @@ def run(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, ["convert", *(str(argument) for argument in arguments)])
 
 
-def options(**given: Any) -> ConvertOptions:
-    return ConvertOptions(**{"format": "trl-sft", **given})
+def options(**fields: Any) -> ConvertOptions:
+    return ConvertOptions(**{"format": "trl-sft", **fields})
 
 
 def notes_of(result: Any) -> str:
     return "\n".join(result.notes)
 
 
-def results_line(**given: Any) -> dict[str, Any]:
+def results_line(**fields: Any) -> dict[str, Any]:
     row = {
         "example_id": 0,
         "prompt": [{"role": "user", "content": "Write 42."}],
@@ -38,4 +38,4 @@ def results_line(**given: Any) -> dict[str, Any]:
         "error": None,
         "is_completed": True,
     }
-    return row | given
+    return row | fields

@@ -123,7 +123,7 @@ def spelled(text: str, *words: str) -> list[int]:
     for word in words:
         head, found, rest = rest.partition(word)
         assert found, word
-        ids += encode(head) + [one for letter in found for one in encode(letter)]
+        ids += encode(head) + [token for letter in found for token in encode(letter)]
     ids += encode(rest)
     assert smollm().decode(ids, skip_special_tokens=False) == text and ids != encode(text)
     return ids
@@ -227,15 +227,15 @@ def _reasoning() -> Iterator[Case]:
         after([*plain, says(ANSWER), THANKS], opens_thinking=True),
     )  # fmt: skip
     second = "You are welcome. Next we look at the sunset."
-    held = [*plain, says(ANSWER, thought), THANKS]
+    expected = [*plain, says(ANSWER, thought), THANKS]
     yield Case(
         "reasoning: of an older turn, by the template", "reasoning_stripped",
-        before(held, [*encode(second), IM_END], says(second)),
-        after([*held, says(second), THANKS], reasoning=gone),
+        before(expected, [*encode(second), IM_END], says(second)),
+        after([*expected, says(second), THANKS], reasoning=gone),
     )  # fmt: skip
     yield Case(
         "reasoning: of an older turn, by the agent", "reasoning_stripped",
-        before(held, [*encode(second), IM_END], says(second)),
+        before(expected, [*encode(second), IM_END], says(second)),
         after([*plain, says(ANSWER), THANKS, says(second), THANKS]),
     )  # fmt: skip
 
@@ -380,10 +380,10 @@ def _images() -> Iterator[Case]:
     head, tail = encode("<|im_start|>user\nWhat is this?\n"), encode("<|im_end|>\n<|im_start|>assistant\n")
     following = encode("A red square.<|im_end|>\n<|im_start|>user\nThank you.")
 
-    def case(name: str, held: int, sent: int) -> Case:
+    def case(name: str, expected: int, sent: int) -> Case:
         return Case(
             f"image: {name}", "image_placeholders",
-            before([look], [*encode(reply), IM_END], says(reply), prompt=[*head, *[IMAGE] * held, *tail]),
+            before([look], [*encode(reply), IM_END], says(reply), prompt=[*head, *[IMAGE] * expected, *tail]),
             after([look, says(reply), THANKS], prompt=[*head, *[IMAGE] * sent, *tail, *following]),
         )  # fmt: skip
 

@@ -126,8 +126,8 @@ def test_the_first_calls_capture(journal: Path) -> None:
     )
     assert smollm().decode(sampled["token_ids"], skip_special_tokens=False) == CALLED
     assert len(sampled["logprobs"]) == len(sampled["token_ids"]) and all(value <= 0 for value in sampled["logprobs"])
-    begins = first["prompt_token_ids"] + sampled["token_ids"]
-    assert second["prompt_token_ids"][: len(begins)] == begins
+    prefix = first["prompt_token_ids"] + sampled["token_ids"]
+    assert second["prompt_token_ids"][: len(prefix)] == prefix
     assert all(line["metadata"]["stream"] for line in lines)
     assert not any(choice.get("logprobs") for line in lines for choice in line["response"]["body"]["choices"])
 
@@ -182,7 +182,7 @@ def test_groups_of_three_with_their_advantages_and_a_withheld_one(here: Path, jo
     lists: list[list[RolloutRecord]] = []
     assert len(list(stream_rollouts("jobs/no-skills/pi", group_size=3, group_by="task,agent,model",
                                     on_withheld=lists.append))) == 9  # fmt: skip
-    assert [len(one) for one in lists] == [3]
+    assert [len(items) for items in lists] == [3]
 
 
 def test_validate_names_the_missing_extra(here: Path) -> None:

@@ -82,7 +82,7 @@ def tool_job(folder: Path, **spec: Any) -> Path:
 
 
 def sampled_count(lines: list[Line]) -> int:
-    return sum(len(one["metadata"]["token_capture"]["completions"][0]["token_ids"]) for one in lines)
+    return sum(len(call_line["metadata"]["token_capture"]["completions"][0]["token_ids"]) for call_line in lines)
 
 
 #: The name that a format's output is given, where it is no JSON Lines file.

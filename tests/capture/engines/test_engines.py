@@ -27,8 +27,8 @@ def read(
     """An unstreamed answer read by an engine's reader: the reader, the capture, and what the agent gets."""
     adapter = engine(name)
     reader = Reader(adapter, wire, request, adapter.ask(wire, request, wants or CaptureOptions()))
-    given = json.loads(reader.body(json.dumps(answer).encode()))
-    return reader, reader.capture("ok", status=200), given
+    forwarded = json.loads(reader.body(json.dumps(answer).encode()))
+    return reader, reader.capture("ok", status=200), forwarded
 
 
 def streamed(chunks: list[Any], *, name: str = "vllm", **request: Any) -> tuple[TokenCapture, list[Any]]:
@@ -143,9 +143,9 @@ def test_ids_are_found_in_every_versions_place(name: str, choice: Any) -> None:
 def test_a_prompt_in_another_place_than_the_ids_is_found() -> None:
     """A gateway may move one and not the other."""
     moved = {"token_ids": [7, 8], "provider_specific_fields": {"prompt_token_ids": PROMPT, "other": 1}}
-    reader, capture, given = read(answer(prompt_token_ids=None, choice=moved))
+    reader, capture, forwarded = read(answer(prompt_token_ids=None, choice=moved))
     assert capture.complete and capture.prompt_token_ids == PROMPT
-    for body in (given, reader.assembled()):
+    for body in (forwarded, reader.assembled()):
         assert body["choices"][0]["provider_specific_fields"] == {"other": 1}
         assert "7,8" not in json.dumps(body, separators=(",", ":"))
 
@@ -165,18 +165,18 @@ def test_a_token_that_only_looks_like_an_id_is_none(token: str) -> None:
 def test_sglext_keeps_what_is_not_ours() -> None:
     body = answer(prompt_token_ids=None, choice={"token_ids": None})
     ext = {"input_ids": PROMPT, "output_ids": [[7, 8]], "routed_experts": "AAAA"}
-    _, capture, given = read({**body, "sglext": ext}, name="sglang")
-    assert capture.complete and given["sglext"] == {"routed_experts": "AAAA"}
+    _, capture, forwarded = read({**body, "sglext": ext}, name="sglang")
+    assert capture.complete and forwarded["sglext"] == {"routed_experts": "AAAA"}
 
 
 def test_an_agent_of_sglang_gets_the_one_list_it_asked_for() -> None:
     body = answer(prompt_token_ids=None, choice={"token_ids": None})
     ext = {"input_ids": PROMPT, "output_ids": [[7, 8]]}
-    _, _, given = read({**body, "sglext": ext}, name="sglang", return_output_ids_in_sglext=True)
-    assert given["sglext"] == {"output_ids": [[7, 8]]}
+    _, _, forwarded = read({**body, "sglext": ext}, name="sglang", return_output_ids_in_sglext=True)
+    assert forwarded["sglext"] == {"output_ids": [[7, 8]]}
     both = {"response_token_ids": [7, 8], "prompt_token_ids": PROMPT}
-    _, _, given = read(answer(prompt_token_ids=None, choice=both), name="sglang", return_prompt_token_ids=True)
-    assert given["choices"][0]["prompt_token_ids"] == PROMPT and "response_token_ids" not in given["choices"][0]
+    _, _, forwarded = read(answer(prompt_token_ids=None, choice=both), name="sglang", return_prompt_token_ids=True)
+    assert forwarded["choices"][0]["prompt_token_ids"] == PROMPT and "response_token_ids" not in forwarded["choices"][0]
 
 
 def test_sglang_flushes_logprobs_on_chunks_of_their_own_which_are_the_agents_if_it_asked() -> None:
@@ -209,9 +209,9 @@ def test_kimis_prompt_count_is_three_low_and_nothing_else_is_forgiven() -> None:
 
 def test_sglext_holds_ids_by_choice() -> None:
     body = answer(prompt_token_ids=None, choice={"token_ids": None})
-    _, capture, given = read({**body, "sglext": {"input_ids": PROMPT, "output_ids": [[7, 8]]}}, name="sglang")
+    _, capture, forwarded = read({**body, "sglext": {"input_ids": PROMPT, "output_ids": [[7, 8]]}}, name="sglang")
     assert capture.complete and capture.prompt_token_ids == PROMPT
-    assert "sglext" not in given
+    assert "sglext" not in forwarded
 
 
 def test_ids_in_sglang_deltas_are_taken_too() -> None:
@@ -332,8 +332,8 @@ def test_alternatives_without_logprobs_stay_the_agents_own_mistake() -> None:
 
 @pytest.mark.parametrize("true", [True, 1, "true", "on"])
 def test_logprobs_asked_for_in_pydantics_ways_are_the_agents(true: Any) -> None:
-    _, capture, given = read(answer(), logprobs=true, top_logprobs=0)
-    assert capture.complete and given["choices"][0]["logprobs"] is not None
+    _, capture, forwarded = read(answer(), logprobs=true, top_logprobs=0)
+    assert capture.complete and forwarded["choices"][0]["logprobs"] is not None
 
 
 def test_an_agents_own_alternatives_are_returned_and_recorded() -> None:
@@ -389,11 +389,11 @@ def test_alternatives_are_recorded_when_wanted_and_hidden_from_the_agent() -> No
             "content": [{"token": t, "logprob": p, "top_logprobs": top} for t, p in (("a", -0.5), ("b", -0.25))]
         }
     }
-    _, capture, given = read(answer(choice=choice), wants=CaptureOptions(top_logprobs=2))
+    _, capture, forwarded = read(answer(choice=choice), wants=CaptureOptions(top_logprobs=2))
     assert (
         capture.completions[0].top_logprobs == [[{"token": "a", "logprob": -0.5}, {"token": "c", "logprob": -2.0}]] * 2
     )
-    assert given["choices"][0]["logprobs"] is None
+    assert forwarded["choices"][0]["logprobs"] is None
 
 
 def test_a_refusal_is_recognised_by_the_field_it_names() -> None:
@@ -426,9 +426,9 @@ def test_a_large_prompt_is_taken_out_within_five_milliseconds() -> None:
         vllm = engine("vllm")
         reader = Reader(vllm, CHAT, {"stream": True}, vllm.ask(CHAT, {"stream": True}, CaptureOptions()))
         began = time.perf_counter()
-        given = reader.event(data)
+        forwarded = reader.event(data)
         best = min(best, time.perf_counter() - began)
-    assert given is not None and json.loads(given)["prompt_token_ids"] is None
+    assert forwarded is not None and json.loads(forwarded)["prompt_token_ids"] is None
     assert reader.sampled.prompt is not None and reader.sampled.prompt._list is None, "it was never parsed"
     assert reader.sampled.prompt == ids
     assert best < 0.025, "5 ms where the core is free, and here it may not be"

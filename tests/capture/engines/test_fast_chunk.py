@@ -82,9 +82,9 @@ def test_a_dialect_hears_of_a_regular_chunk_its_text_alone() -> None:
     vllm = engine("vllm")
     reader: Reader = Reader(vllm, CHAT, BODY, vllm.ask(CHAT, BODY, CaptureOptions()))
     events = EventDecoder().feed((VLLM / "chat-plain-length-stream.body").read_bytes())
-    given = [reader.chunk(event.data) for event in events if event.data and event.data != b"[DONE]"]
-    short = [chunk for chunk in given if chunk is not None and set(chunk) == {"choices"}]
-    assert len(short) == len(given) - 2  # all but the role and the count
+    pieces = [reader.chunk(event.data) for event in events if event.data and event.data != b"[DONE]"]
+    short = [chunk for chunk in pieces if chunk is not None and set(chunk) == {"choices"}]
+    assert len(short) == len(pieces) - 2  # all but the role and the count
     assert short[0]["choices"] == [{"index": 0, "delta": {"content": "The"}, "finish_reason": None}]
     last = {"index": 0, "delta": {"content": ":"}, "finish_reason": "length", "stop_reason": None}
     assert short[-1]["choices"] == [last]
@@ -100,7 +100,7 @@ def test_a_dialect_hears_of_a_regular_chunk_its_text_alone() -> None:
 )
 def test_the_chunks_of_vllm_are_regular(name: str, others: int) -> None:
     events = [event.data for event in EventDecoder().feed((VLLM / name).read_bytes()) if event.data]
-    found = [event for event in events if (begins := opening(event)) is not None and parts(event, begins) is not None]
+    found = [event for event in events if (opened := opening(event)) is not None and parts(event, opened) is not None]
     assert len(found) == len(events) - others
 
 
@@ -230,10 +230,10 @@ ENTRIES = st.lists(
 @given(ENTRIES)
 def test_entries_taken_at_once_are_those_taken_one_by_one(entries: list[Any]) -> None:
     def captured(bodies: list[list[Any]]) -> Any:
-        held = Sampled()
+        sampled = Sampled()
         for body in bodies:
-            held.take({"choices": [{"index": 0, "logprobs": {"content": body}}]})
-        choice = held.choices[0]
+            sampled.take({"choices": [{"index": 0, "logprobs": {"content": body}}]})
+        choice = sampled.choices[0]
         return choice.tokens, str(choice.logprobs), choice.entry_ids, choice.problem, choice.saw_logprobs
 
     assert captured([entries]) == captured([[], *([entry] for entry in entries)])
@@ -250,7 +250,7 @@ def test_ids_that_are_no_prompts_stay_where_they_are() -> None:
         reader: Reader = Reader(vllm, CHAT, body, vllm.ask(CHAT, body, CaptureOptions()))
         choice = {**record, "logprobs": {"content": [entry]}}
         whole = {**HEAD, "choices": [choice], "kv_transfer_params": strange, **prompt_field}
-        given = json.loads(reader.body(written(whole, False)))
-        assert given["kv_transfer_params"] == strange and given.get("prompt_token_ids") is None
+        forwarded = json.loads(reader.body(written(whole, False)))
+        assert forwarded["kv_transfer_params"] == strange and forwarded.get("prompt_token_ids") is None
         assert reader.assembled()["kv_transfer_params"] == strange
         assert reader.sampled.prompt == prompt_field.get("prompt_token_ids")

@@ -62,8 +62,8 @@ def test_no_answer_however_wrong_is_an_exception(
         reader = Reader(adapter, wire, request_body, adapter.ask(wire, request_body, CaptureOptions(top_logprobs=2)))
         for chunk in chunks:
             data = json.dumps(chunk).encode()
-            given = reader.body(data) if whole else reader.event(data)
-            for event in () if given is None else given.split(b"\n\ndata: "):
+            forwarded = reader.body(data) if whole else reader.event(data)
+            for event in () if forwarded is None else forwarded.split(b"\n\ndata: "):
                 json.loads(event)
         reader.rest()
         body = reader.assembled()

@@ -46,8 +46,8 @@ def asked_llama(choices: list[Any], count: int, **request: Any) -> tuple[TokenCa
         except StopIteration:
             pass
     usage = {"prompt_tokens": 3, "completion_tokens": count}
-    given = json.loads(reader.body(json.dumps({"choices": choices, "usage": usage}).encode()))
-    return reader.capture("ok", status=200), asked, given
+    forwarded = json.loads(reader.body(json.dumps({"choices": choices, "usage": usage}).encode()))
+    return reader.capture("ok", status=200), asked, forwarded
 
 
 @pytest.mark.parametrize("request_body", [{}, {"stream": True}, {"logprobs": True, "top_logprobs": 2}])
@@ -116,10 +116,10 @@ def test_a_stop_string_that_the_first_token_completes_leaves_nothing() -> None:
 
 def test_llamacpp_needs_one_alternative_and_an_agent_that_asked_for_none_gets_no_logprobs() -> None:
     """`top_logprobs: 0` gives no entries at all (xllamacpp 2026.10): the key is not there."""
-    _, _, given = asked_llama([llama(1)], 1, logprobs=True, top_logprobs=0)
-    assert "logprobs" not in given["choices"][0]
-    _, _, given = asked_llama([llama(1)], 1, logprobs=True, top_logprobs=1)
-    assert given["choices"][0]["logprobs"] == llama(1)["logprobs"]
+    _, _, forwarded = asked_llama([llama(1)], 1, logprobs=True, top_logprobs=0)
+    assert "logprobs" not in forwarded["choices"][0]
+    _, _, forwarded = asked_llama([llama(1)], 1, logprobs=True, top_logprobs=1)
+    assert forwarded["choices"][0]["logprobs"] == llama(1)["logprobs"]
 
 
 def test_llamacpp_reads_a_number_as_that_many_alternatives() -> None:

@@ -123,8 +123,8 @@ def test_where_prompt_ids_go(name: str, field: str, answer: dict[str, Any]) -> N
     adapter, body = engine(name), {"messages": MESSAGES}
     assert adapter.takes_prompt_ids and not adapter.has_prompt_ids(body)
     adapter.set_prompt_ids(body, Ids.of([1, 2]))
-    given = orjson.loads(orjson.dumps(body))[field]
-    assert given in ([1, 2], {"prompt_token_ids": [1, 2]})
+    written_ids = orjson.loads(orjson.dumps(body))[field]
+    assert written_ids in ([1, 2], {"prompt_token_ids": [1, 2]})
     assert adapter.has_prompt_ids(body)
     path, asked = adapter.detokenize(Ids.of([1, 2]))
     assert path == "/detokenize" and orjson.loads(orjson.dumps(asked))["tokens"] == [1, 2]

@@ -74,9 +74,9 @@ class Replay:
         assert b"".join(event.raw for event in events) == self.data[: sum(len(e.raw) for e in events)]
         for event in events:
             if event.data and event.data != b"[DONE]":
-                given = self.reader.event(event.data)
-                if given is not None:
-                    self.agent.append(json.loads(given))
+                forwarded = self.reader.event(event.data)
+                if forwarded is not None:
+                    self.agent.append(json.loads(forwarded))
         if self.transcript["response"]["aborted_by_client"]:
             self.outcome = "aborted"
 
@@ -159,8 +159,8 @@ def test_the_agent_gets_nothing_it_did_not_ask_for(name: str) -> None:
     assert all(shape(body, replay.engine.name) in raw for body in replay.agent), (
         "keys that the engine sends stay, null or not"
     )
-    kept = json.dumps(replay.agent)
-    assert replay.outcome == "aborted" or '"finish_reason"' in kept
+    text = json.dumps(replay.agent)
+    assert replay.outcome == "aborted" or '"finish_reason"' in text
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "abort" not in name])

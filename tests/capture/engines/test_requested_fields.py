@@ -32,8 +32,8 @@ def seen(name: str, found: list[dict[str, Any]], **asked: Any) -> list[dict[str,
     rules = engine(name.partition("/")[0])
     request = {"stream": True, "messages": [], **asked}
     reader = Reader(rules, CHAT, request, rules.ask(CHAT, request, CaptureOptions()))
-    given = [reader.event(json.dumps(chunk).encode()) for chunk in found] + [reader.rest()]
-    text = b"\n\n".join(data for data in given if data is not None).replace(b"\n\ndata: ", b"\n\n")
+    forwarded = [reader.event(json.dumps(chunk).encode()) for chunk in found] + [reader.rest()]
+    text = b"\n\n".join(data for data in forwarded if data is not None).replace(b"\n\ndata: ", b"\n\n")
     return [json.loads(data) for data in text.split(b"\n\n") if data]
 
 

@@ -139,9 +139,9 @@ def test_images_of_responses_items_lose_their_signatures_and_texts_stay() -> Non
     secret = {"type": "input_text", "text": "key sk-abcDEF123456789012345"}
     image = {"type": "input_image", "image_url": signed}
     items = [{"role": "user", "content": [secret, image]}, {"type": "function_call_output", "output": [image]}, "text"]
-    kept = redact({"input": items})["input"]
-    assert kept[0]["content"] == [secret, {**image, "image_url": clean}]
-    assert kept[1]["output"] == [{**image, "image_url": clean}] and kept[2] == "text"
+    redacted = redact({"input": items})["input"]
+    assert redacted[0]["content"] == [secret, {**image, "image_url": clean}]
+    assert redacted[1]["output"] == [{**image, "image_url": clean}] and redacted[2] == "text"
     plain = {"input": [{"content": [secret]}, {"output": secret["text"]}]}
     assert redact(plain) is plain
 
@@ -174,14 +174,14 @@ def test_what_an_anthropic_request_tells_the_model_stays_and_addresses_of_its_im
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": [picture]}]},
         ],
     }
-    kept = redact(body)
+    redacted = redact(body)
     cleaned = {"type": "url", "url": f"https://a.example/x.png?token={REDACTED}"}
-    assert kept["messages"][0]["content"][0]["source"] == cleaned
-    assert kept["messages"][2]["content"][0]["content"][0]["source"] == cleaned
-    assert {name: kept[name] for name in ("system", "tools", "stop_sequences")} == {
+    assert redacted["messages"][0]["content"][0]["source"] == cleaned
+    assert redacted["messages"][2]["content"][0]["content"][0]["source"] == cleaned
+    assert {name: redacted[name] for name in ("system", "tools", "stop_sequences")} == {
         name: body[name] for name in ("system", "tools", "stop_sequences")
     }
-    assert kept["messages"][1] == body["messages"][1] and kept["messages"][0]["content"][1]["text"] == key
+    assert redacted["messages"][1] == body["messages"][1] and redacted["messages"][0]["content"][1]["text"] == key
     answer = {"type": "message", "content": [{"type": "thinking", "thinking": key}, {"type": "text", "text": key}]}
     assert redact(answer) == answer
 

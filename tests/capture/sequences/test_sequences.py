@@ -88,8 +88,8 @@ def test_every_path_is_the_calls_own_tokens_and_every_sampled_id_is_trained_once
     calls: list[Call] = []
     for number in range(15):
         parent = dice.choice([None, *range(number)]) if number else None
-        held = [] if parent is None else calls[parent][0] + calls[parent][1][0]
-        prompt = held + [1000 + 10 * number + k for k in range(dice.randrange(1, 5))]
+        expected = [] if parent is None else calls[parent][0] + calls[parent][1][0]
+        prompt = expected + [1000 + 10 * number + k for k in range(dice.randrange(1, 5))]
         calls.append((prompt, [[5000 + 10 * number + k for k in range(dice.randrange(1, 5))]]))
     found = sequences(*calls)
     trained: list[int] = []

@@ -81,8 +81,8 @@ ids = st.lists(st.sampled_from([1, 12, 2]), max_size=5)
 
 @given(ids, ids, ids)
 def test_extends_is_the_comparison_of_lists(prompt: list[int], before: list[int], sampled: list[int]) -> None:
-    held = before + sampled
-    assert extends(Ids.of(prompt), Ids.of(before), Ids.of(sampled)) == (prompt[: len(held)] == held)
+    prefix = before + sampled
+    assert extends(Ids.of(prompt), Ids.of(before), Ids.of(sampled)) == (prompt[: len(prefix)] == prefix)
 
 
 def test_random_trees_are_found_again() -> None:
@@ -92,8 +92,8 @@ def test_random_trees_are_found_again() -> None:
         parents: list[int | None] = []
         for number in range(12):
             parent = dice.choice([None, *range(number)])
-            held = [] if parent is None else calls[parent][0] + calls[parent][1][0]
+            parent_ids = [] if parent is None else calls[parent][0] + calls[parent][1][0]
             # Every call has ids of its own, so no two are alike.
-            calls.append((held + [1000 * (number + 1) + k for k in range(dice.randrange(1, 4))], [[7 + number]]))
+            calls.append((parent_ids + [1000 * (number + 1) + k for k in range(dice.randrange(1, 4))], [[7 + number]]))
             parents.append(parent)
         assert [placed.parent for placed in place(*calls)] == parents

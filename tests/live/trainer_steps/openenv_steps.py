@@ -14,5 +14,5 @@ print("\n" + json.dumps({
     "rows": len(episodes),
     "loaded": len(loaded),
     "rewards": [episode.reward for episode in episodes],
-    "again": [one.to_dict() == row for one, row in zip(episodes, rows, strict=True)],
+    "again": [episode.to_dict() == row for episode, row in zip(episodes, rows, strict=True)],
 }))  # fmt: skip

@@ -50,10 +50,10 @@ with open(sys.argv[3]) as file:
     tokenizer.chat_template = file.read()
 rows = load_dataset("json", data_files=sys.argv[1], split="train")
 normal = [defined["_normalize_chat_messages"](row["messages"]) for row in rows]
-told = {"rows": len(rows), "messages": normal}
+report = {"rows": len(rows), "messages": normal}
 try:
     made = [defined["tokenize_chat_example"](dict(row), tokenizer, max_length=8192) for row in rows]
-    told["actions"] = [one["num_actions"] for one in made]
+    report["actions"] = [row["num_actions"] for row in made]
 except Exception as error:
-    told["tokenize_chat_example"] = f"{type(error).__name__}: {error}"
-print("\n" + json.dumps(told))
+    report["tokenize_chat_example"] = f"{type(error).__name__}: {error}"
+print("\n" + json.dumps(report))

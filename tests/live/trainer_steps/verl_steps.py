@@ -17,6 +17,6 @@ rows = MultiTurnSFTDataset([sys.argv[1]], tokenizer, config)
 made = [rows[at] for at in range(len(rows))]
 print("\n" + json.dumps({
     "rows": len(rows),
-    "trained": [tokenizer.decode(one["input_ids"][one["loss_mask"].bool()]) for one in made],
-    "tokens": [len(one["input_ids"]) for one in made],
+    "trained": [tokenizer.decode(row["input_ids"][row["loss_mask"].bool()]) for row in made],
+    "tokens": [len(row["input_ids"]) for row in made],
 }))  # fmt: skip

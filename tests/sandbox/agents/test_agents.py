@@ -65,9 +65,9 @@ def scene_of(tmp_path: Path, **env: str) -> AgentRun:
     return AgentRun(sandbox, make_task(tmp_path), prepared, "write", model, env, trajectory, tmp_path / "agent", 9.0)
 
 
-@pytest.mark.parametrize(("given", "window"), [({}, 128_000), ({"BENCHFLOW_CONTEXT_WINDOW": "32768"}, 32_768)])
-def test_each_agent_is_told_its_context(tmp_path: Path, given: dict[str, str], window: int) -> None:
-    agent_run = scene_of(tmp_path, **given)
+@pytest.mark.parametrize(("options", "window"), [({}, 128_000), ({"BENCHFLOW_CONTEXT_WINDOW": "32768"}, 32_768)])
+def test_each_agent_is_told_its_context(tmp_path: Path, options: dict[str, str], window: int) -> None:
+    agent_run = scene_of(tmp_path, **options)
     provider: Any = pi.models(agent_run)["providers"]
     assert provider["benchflow"]["models"][0]["contextWindow"] == window
     assert opencode.config(agent_run)["provider"]["benchflow"]["models"]["my-policy"]["limit"]["context"] == window

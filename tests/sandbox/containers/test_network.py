@@ -95,10 +95,10 @@ def test_an_engine_published_on_dockers_bridge_as_in_the_seed_is_out_of_reach(
 def test_an_allow_list_is_for_its_own_sandbox() -> None:
     egress = EgressProxy("127.0.0.1")
     try:
-        one = egress.env(["packages.example.com", "*.example.org"])["HTTPS_PROXY"].split(":")[2].partition("@")[0]
+        token = egress.env(["packages.example.com", "*.example.org"])["HTTPS_PROXY"].split(":")[2].partition("@")[0]
         two = egress.env(["code.example.net"])["HTTPS_PROXY"].split(":")[2].partition("@")[0]
-        assert egress.allows(one, "Packages.Example.com.") and egress.allows(one, "a.b.example.org")
-        assert not egress.allows(one, "example.org") and not egress.allows(one, "evilpackages.example.com")
+        assert egress.allows(token, "Packages.Example.com.") and egress.allows(token, "a.b.example.org")
+        assert not egress.allows(token, "example.org") and not egress.allows(token, "evilpackages.example.com")
         assert not egress.allows(two, "packages.example.com") and egress.allows(two, "code.example.net")
         assert not egress.allows("", "packages.example.com")
     finally:

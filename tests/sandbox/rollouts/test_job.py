@@ -57,7 +57,7 @@ def of_job(client: docker.DockerClient, job: str) -> list[str]:
     """Ids of the containers and networks of a job; others may be at work on this machine."""
     label = {"label": f"benchflow.job={job}"}
     found = client.api.containers(all=True, filters=label) + client.api.networks(filters=label)
-    return [one["Id"] for one in found]
+    return [resource["Id"] for resource in found]
 
 
 @pytest.fixture
@@ -253,8 +253,8 @@ def evaluation(agent: str = "nop") -> dict[str, Any]:
 def test_a_lock_names_its_process_and_a_dead_ones_is_taken(tmp_path: Path) -> None:
     folder = JobDir(tmp_path / "j")
     with open_job(folder, evaluation(), resume=False):
-        held = json.loads(folder.lock.read_text())
-        assert (held["pid"], held["host"]) == (os.getpid(), socket.gethostname())
+        lock = json.loads(folder.lock.read_text())
+        assert (lock["pid"], lock["host"]) == (os.getpid(), socket.gethostname())
         with pytest.raises(JobError, match=f"the job j is running .process {os.getpid()}."):
             open_job(folder, evaluation(), resume=True).__enter__()
     assert not folder.lock.exists()

@@ -34,7 +34,7 @@ from tests.sandbox.support import WAIT, Seen, ShellAgent, attempt, attempt_all, 
 pytestmark = [pytest.mark.usefixtures("docker_client"), pytest.mark.docker]
 
 
-def said(seen: Seen) -> tuple[str, str]:
+def category_and_error(seen: Seen) -> tuple[str, str]:
     return seen.result["error_category"], seen.result["error"]
 
 
@@ -55,7 +55,7 @@ def test_no_permission_says_which_group(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_missing_image_is_tried_and_named(tmp_path: Path) -> None:
     task = make_task(tmp_path, sandbox="docker_image: localhost:1/no/such-image:1")
-    category, error = said(attempt(tmp_path, task, "exit 0"))
+    category, error = category_and_error(attempt(tmp_path, task, "exit 0"))
     assert category == "sandbox_setup"
     assert "localhost:1/no/such-image:1 is not on this machine and cannot be pulled" in error
 
@@ -66,7 +66,7 @@ def test_a_build_that_fails_shows_its_last_lines(tmp_path: Path) -> None:
     task = make_task(tmp_path, sandbox="docker_image: x", **{"environment/Dockerfile": dockerfile})
     text = (folder / "task.md").read_text().replace("  docker_image: x\n", "  cpus: 1\n")
     (folder / "task.md").write_text(text)
-    category, error = said(attempt(tmp_path, load_task(task.path), "exit 0"))
+    category, error = category_and_error(attempt(tmp_path, load_task(task.path), "exit 0"))
     assert category == "sandbox_setup"
     assert "the image of task job-task cannot be built" in error and "returned a non-zero code: 1" in error
 
@@ -77,7 +77,7 @@ def test_an_agent_that_cannot_be_installed_says_what_is_missing(tmp_path: Path) 
     task = make_task(tmp_path, sandbox="docker_image: x", **{"environment/Dockerfile": dockerfile})
     text = (task.path / "task.md").read_text().replace("  docker_image: x\n", "  cpus: 1\n")
     (task.path / "task.md").write_text(text)
-    category, error = said(attempt(tmp_path, load_task(task.path), Mini(), provider=unreachable()))
+    category, error = category_and_error(attempt(tmp_path, load_task(task.path), Mini(), provider=unreachable()))
     assert category == "install_failure"
     assert "mini needs Python 3.8 or newer" in error
 
@@ -109,14 +109,14 @@ def judged(tmp_path_factory: pytest.TempPathFactory, docker_client: object) -> d
 
 def test_an_agent_that_exits_1_is_still_judged(judged: dict[str, Seen]) -> None:
     seen = judged["exits-1"]
-    assert said(seen) == ("agent_error", "shell exited with code 1: boom")
+    assert category_and_error(seen) == ("agent_error", "shell exited with code 1: boom")
     assert seen.reward == 1.0 and outcome(seen.result) == "passed"
     assert "[PASS] exits-1 (reward=1.00, tools=0); shell exited with code 1: boom" in seen.lines
 
 
 def test_a_prompt_that_outruns_its_budget_is_still_judged(judged: dict[str, Seen]) -> None:
     seen = judged["too-slow"]
-    assert said(seen) == ("timeout", "Agent prompt exceeded wall-clock budget 2s")
+    assert category_and_error(seen) == ("timeout", "Agent prompt exceeded wall-clock budget 2s")
     assert seen.reward == 1.0 and seen.result["partial_trajectory"] is True
     events = [json.loads(line) for line in (seen.folder / "trajectory/acp_trajectory.jsonl").read_text().splitlines()]
     assert events[-1]["type"] == "agent_timeout" and events[-1]["timeout_sec"] == 2.0
@@ -140,12 +140,15 @@ def test_a_flood_of_output_is_cut_and_the_rollout_goes_on(judged: dict[str, Seen
 
 def test_memory_that_runs_out_is_told_from_a_crash(judged: dict[str, Seen]) -> None:
     seen = judged["memory"]
-    assert said(seen) == ("out_of_memory", "shell needed more than the sandbox's 128 MB of memory (exit 137)")
+    assert category_and_error(seen) == (
+        "out_of_memory",
+        "shell needed more than the sandbox's 128 MB of memory (exit 137)",
+    )
     assert seen.reward == 0.0
 
 
 def test_processes_that_run_out_are_told_from_a_crash(judged: dict[str, Seen]) -> None:
-    category, error = said(judged["processes"])
+    category, error = category_and_error(judged["processes"])
     assert category == "pids_exhausted" and "more than the sandbox's 40 processes" in error
 
 
@@ -278,7 +281,7 @@ def test_a_proxy_that_dies_in_mid_run_fails_that_rollout_in_words(
 
     monkeypatch.setattr(ProxyThread, "open_session", dead)
     seen = attempt(tmp_path, make_task(tmp_path), ShellAgent("exit 0", needs_model=True), provider=unreachable())
-    assert said(seen) == ("infra_failure", "the proxy opened no session: the proxy is not running")
+    assert category_and_error(seen) == ("infra_failure", "the proxy opened no session: the proxy is not running")
     assert seen.result["rewards"] is None
 
 
@@ -301,7 +304,7 @@ def test_the_engines_starter_is_waited_for_and_a_stranger_in_the_sandbox_is_not_
     seen = attempt(tmp_path, make_task(tmp_path), "echo 42 > answer.txt", make_pool=Pool)
     if stays:
         text = "processes of the agent are still in the sandbox (root 17 runc init); nothing it did can be trusted"
-        assert said(seen) == ("infra_failure", text)
+        assert category_and_error(seen) == ("infra_failure", text)
     assert seen.reward == (None if stays else 1.0)
 
 

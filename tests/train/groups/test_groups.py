@@ -101,8 +101,8 @@ def test_tasks_may_be_mixed_where_nobody_groups_by_task() -> None:
 def test_more_rollouts_than_a_group_holds_begin_the_next_one() -> None:
     groups = GroupCollector(2)
     filled = [groups.add(rollout(number)) for number in range(5)]
-    assert [one and [member.name for member in one.rollouts] for one in filled] == [
+    assert [group and [member.name for member in group.rollouts] for group in filled] == [
         None, ["t__0", "t__1"], None, ["t__2", "t__3"], None,
     ]  # fmt: skip
-    assert [[member.name for member in one.rollouts] for one in groups.drain()] == [["t__4"]]
+    assert [[member.name for member in group.rollouts] for group in groups.drain()] == [["t__4"]]
     assert list(groups.drain()) == []

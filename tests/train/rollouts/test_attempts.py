@@ -12,7 +12,7 @@ from train.rollouts.rollouts import find_rollouts
 def attempts(job: Path) -> list[tuple[str, str | None, bool]]:
     """Of each rollout in the order they finished: its name, which one it replaces, whether it awaits a retry."""
     known, result = Attempts(RetryPolicy.read(job)), []
-    for rollout in sorted(find_rollouts(job), key=lambda one: one.finished_at or ""):
+    for rollout in sorted(find_rollouts(job), key=lambda rollout: rollout.finished_at or ""):
         before = known.add(rollout)
         result.append((rollout.name, before and before.name, known.awaits_retry(rollout)))
     return result

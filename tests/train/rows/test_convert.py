@@ -48,8 +48,8 @@ def test_the_default_is_one_row_a_rollout_with_the_last_reply(tmp_path: Path) ->
 def test_a_row_a_branch_where_every_reply_trains(tmp_path: Path) -> None:
     calls = conversation(3)
     other = conversation(2, first=500, start=3)
-    for one in other:  # a second conversation under another question
-        one["request"]["body"]["messages"][0]["content"] = "Name two rivers."
+    for call in other:  # a second conversation under another question
+        call["request"]["body"]["messages"][0]["content"] = "Name two rivers."
     job = make_job(tmp_path / "job", [{"calls": calls + other}])
     convert(job, tmp_path / "o.jsonl", options(format="prime-sft"))
     rows = rows_of(tmp_path / "o.jsonl")

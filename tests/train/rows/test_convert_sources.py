@@ -24,7 +24,7 @@ def test_a_half_written_line_costs_itself_only(tmp_path: Path) -> None:
     warned: list[str] = []
     made = convert(job, tmp_path / "o.jsonl", options(), on_warning=warned.append)
     assert made.rows == 1
-    assert any("cut off while it was being written" in one for one in warned)
+    assert any("cut off while it was being written" in warning for warning in warned)
 
 
 def test_two_rollouts_of_one_name_are_both_there(tmp_path: Path) -> None:
@@ -37,15 +37,15 @@ def test_two_rollouts_of_one_name_are_both_there(tmp_path: Path) -> None:
 def test_a_bare_folder_of_the_stand_alone_proxy_has_rows_without_a_reward(tmp_path: Path) -> None:
     journal = tmp_path / "captures/default/trajectory/llm_trajectory.jsonl"
     journal.parent.mkdir(parents=True)
-    journal.write_text("".join(json.dumps(one) + "\n" for one in conversation(2)))
+    journal.write_text("".join(json.dumps(call) + "\n" for call in conversation(2)))
     convert(tmp_path / "captures", tmp_path / "o.jsonl", options(format="trl-sft-ids"))
     assert [row["reward"] for row in rows_of(tmp_path / "o.jsonl")] == [None]
 
 
 def test_an_anthropic_call_is_chat_too(tmp_path: Path) -> None:
-    one = line(0, [1, 2], [3])
-    one["request"] |= {"path": "/v1/messages"}
-    one["request"]["body"] = {
+    call = line(0, [1, 2], [3])
+    call["request"] |= {"path": "/v1/messages"}
+    call["request"]["body"] = {
         "model": "m",
         "system": [{"type": "text", "text": "Be brief."}],
         "tools": [{"name": "write", "input_schema": {"type": "object", "properties": {}}}],
@@ -58,8 +58,8 @@ def test_an_anthropic_call_is_chat_too(tmp_path: Path) -> None:
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "ok"}]},
         ],
     }  # fmt: skip
-    one["response"]["body"] = {"type": "message", "role": "assistant", "content": [{"type": "text", "text": "done"}]}
-    job = make_job(tmp_path / "job", [{"calls": [one]}])
+    call["response"]["body"] = {"type": "message", "role": "assistant", "content": [{"type": "text", "text": "done"}]}
+    job = make_job(tmp_path / "job", [{"calls": [call]}])
     convert(job, tmp_path / "o.jsonl", options())
     (row,) = rows_of(tmp_path / "o.jsonl")
     assert [message["role"] for message in row["prompt"]] == ["system", "user", "assistant", "tool"]
@@ -69,9 +69,9 @@ def test_an_anthropic_call_is_chat_too(tmp_path: Path) -> None:
 
 
 def test_a_responses_call_is_chat_too(tmp_path: Path) -> None:
-    one = line(0, [1, 2], [3])
-    one["request"] |= {"path": "/v1/responses"}
-    one["request"]["body"] = {
+    call = line(0, [1, 2], [3])
+    call["request"] |= {"path": "/v1/responses"}
+    call["request"]["body"] = {
         "model": "m", "instructions": "Be brief.",
         "tools": [{"type": "function", "name": "write", "parameters": {"type": "object", "properties": {}}}],
         "input": [
@@ -80,13 +80,13 @@ def test_a_responses_call_is_chat_too(tmp_path: Path) -> None:
             {"type": "function_call_output", "call_id": "t1", "output": "ok"},
         ],
     }  # fmt: skip
-    one["response"]["body"] = {
+    call["response"]["body"] = {
         "output": [
             {"type": "reasoning", "summary": []},
             {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "done"}]},
         ]
     }
-    job = make_job(tmp_path / "job", [{"calls": [one]}])
+    job = make_job(tmp_path / "job", [{"calls": [call]}])
     convert(job, tmp_path / "o.jsonl", options())
     (row,) = rows_of(tmp_path / "o.jsonl")
     assert [message["role"] for message in row["prompt"]] == ["system", "user", "assistant", "tool"]
@@ -94,10 +94,10 @@ def test_a_responses_call_is_chat_too(tmp_path: Path) -> None:
 
 
 def test_a_text_completion_has_ids_and_no_messages(tmp_path: Path) -> None:
-    one = line(0, [1, 2], [3, 4])
-    one["request"] |= {"path": "/v1/completions", "body": {"model": "m", "prompt": "Once"}}
-    one["response"]["body"] = {"choices": [{"index": 0, "text": " upon a time"}]}
-    job = make_job(tmp_path / "job", [{"calls": [one]}])
+    call = line(0, [1, 2], [3, 4])
+    call["request"] |= {"path": "/v1/completions", "body": {"model": "m", "prompt": "Once"}}
+    call["response"]["body"] = {"choices": [{"index": 0, "text": " upon a time"}]}
+    job = make_job(tmp_path / "job", [{"calls": [call]}])
     assert convert(job, tmp_path / "i.jsonl", options(format="trl-sft-ids")).rows == 1
     with pytest.raises(NothingWritten) as caught:
         convert(job, tmp_path / "m.jsonl", options())

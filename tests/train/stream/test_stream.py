@@ -89,21 +89,21 @@ def test_a_training_grade_rollout_carries_its_calls_its_sequence_and_its_segment
     assert row["calls"][0]["completions"] == [
         {name: first["completions"][0][name] for name in ("index", "token_ids", "logprobs")}
     ]
-    [one] = row["sequences"]
-    assert one["prompt_ids"] == first["prompt_token_ids"]
-    assert one["prompt_ids"] + one["completion_ids"] == (
+    [path] = row["sequences"]
+    assert path["prompt_ids"] == first["prompt_token_ids"]
+    assert path["prompt_ids"] + path["completion_ids"] == (
         second["prompt_token_ids"] + second["completions"][0]["token_ids"]
     )
-    assert one["completion_mask"] == [1] * 4 + [0] * 3 + [1] * 4
+    assert path["completion_mask"] == [1] * 4 + [0] * 3 + [1] * 4
     sampled = [*first["completions"][0]["logprobs"], *second["completions"][0]["logprobs"]]
     assert [
-        value for value, bit in zip(one["completion_logprobs"], one["completion_mask"], strict=True) if bit
+        value for value, bit in zip(path["completion_logprobs"], path["completion_mask"], strict=True) if bit
     ] == sampled
     assert [
-        value for value, bit in zip(one["completion_logprobs"], one["completion_mask"], strict=True) if not bit
+        value for value, bit in zip(path["completion_logprobs"], path["completion_mask"], strict=True) if not bit
     ] == [0.0] * 3
     [segment] = row["segments"]
-    assert segment["action_mask"] == one["completion_mask"] and segment["trainable"] and segment["start"] is None
+    assert segment["action_mask"] == path["completion_mask"] and segment["trainable"] and segment["start"] is None
     assert segment["call_spans"] == [{"call": 0, "offset": 0, "length": 4}, {"call": 1, "offset": 7, "length": 4}]
 
 
@@ -479,7 +479,7 @@ def test_a_folder_is_not_listed_again_while_nothing_was_added(tmp_path: Path, mo
     monkeypatch.setattr(os, "scandir", lambda path: listed.append(path) or scandir(path))
     assert tree.poll()[1] == [] and listed == []
     make_rollout(job, name="new")
-    assert [Path(one.path).name for one in tree.poll()[1]] == ["new"] and len(listed) >= 1
+    assert [Path(rollout.path).name for rollout in tree.poll()[1]] == ["new"] and len(listed) >= 1
 
 
 def test_a_rollout_whose_folder_grew_under_our_eyes_is_one_rollout(tmp_path: Path) -> None:
@@ -500,7 +500,7 @@ def test_a_rollout_whose_folder_grew_under_our_eyes_is_one_rollout(tmp_path: Pat
     write(job / "a__1/artifacts/result.json", {})
     assert tree.poll()[1] == []
     finish_rollout(job / "a__1")
-    assert [one.path for one in tree.poll()[1]] == [str(job / "a__1")]
+    assert [rollout.path for rollout in tree.poll()[1]] == [str(job / "a__1")]
 
 
 def test_the_output_of_a_stand_alone_proxy_is_skipped(tmp_path: Path) -> None:

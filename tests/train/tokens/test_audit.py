@@ -39,9 +39,9 @@ def test_a_sequence_is_computed_in_one_pass_at_its_sampled_positions_only(tmp_pa
 
 def test_the_call_and_the_token_that_differ_are_named(tmp_path: Path) -> None:
     found = audit(make_job(tmp_path / "job", [{"calls": conversation(2)}]), FakeModel({1112: 0.5}), tolerance=0.01)
-    (one,) = found.beyond
-    assert (one.call, one.at, one.token_id, one.tokens) == (1, 2, 1112, 4)
-    assert one.largest == pytest.approx(0.5) and one.mean == pytest.approx(0.125)
+    (difference,) = found.beyond
+    assert (difference.call, difference.at, difference.token_id, difference.tokens) == (1, 2, 1112, 4)
+    assert difference.largest == pytest.approx(0.5) and difference.mean == pytest.approx(0.125)
     assert found.mean == pytest.approx(0.5 / 8)
 
 

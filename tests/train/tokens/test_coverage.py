@@ -160,8 +160,8 @@ def test_side_calls_break_nothing_and_need_not_be_complete(tmp_path: Path, purpo
 
 def test_calls_without_tools_beside_calls_with_them_are_helpers(tmp_path: Path) -> None:
     calls = conversation(2)
-    for one in calls:
-        one["request"]["body"]["tools"] = [{"type": "function", "function": {"name": "bash"}}]
+    for call_line in calls:
+        call_line["request"]["body"]["tools"] = [{"type": "function", "function": {"name": "bash"}}]
     helper = side(2)
     helper["request"]["body"].pop("tools", None)
     seen = tokens(tmp_path, [*calls, helper])
@@ -171,11 +171,11 @@ def test_calls_without_tools_beside_calls_with_them_are_helpers(tmp_path: Path) 
 
 
 def test_two_conversations_that_interleave_are_two_threads(tmp_path: Path) -> None:
-    one, other = conversation(3), conversation(3, first=5000)
-    for call in other:
+    first, second = conversation(3), conversation(3, first=5000)
+    for call in second:
         for message in call["request"]["body"]["messages"]:
             message["content"] = "worker: " + message["content"]
-    mixed = [call for pair in zip(one, other, strict=True) for call in pair]
+    mixed = [call for pair in zip(first, second, strict=True) for call in pair]
     for number, call in enumerate(mixed):
         call["metadata"]["call"] = number
     seen = tokens(tmp_path, mixed)
@@ -256,8 +256,8 @@ def test_a_conversation_continues_over_an_incomplete_call(tmp_path: Path) -> Non
     calls = conversation(3)
     calls[1]["metadata"]["token_capture"]["completions"][0]["logprobs"] = None
     seen = tokens(tmp_path, calls)
-    (one,) = seen.segments
-    assert one.calls == (0, 2) and one.completion_mask == [1] * 4 + [0] * (3 + 4 + 3) + [1] * 4
+    (segment,) = seen.segments
+    assert segment.calls == (0, 2) and segment.completion_mask == [1] * 4 + [0] * (3 + 4 + 3) + [1] * 4
     assert not seen.training_grade and seen.sequences == []
 
 
@@ -286,8 +286,8 @@ def test_in_benchflows_logs_a_retry_is_the_call_with_the_same_messages(tmp_path:
     first = failed(0)
     first["response"] |= {"status_code": 500, "body": {"error": {"message": "the engine crashed"}}}
     first["request"]["body"] = copy.deepcopy(calls[0]["request"]["body"])
-    for one in (first, *calls):
-        one["metadata"].pop("retry_of", None)
+    for call_line in (first, *calls):
+        call_line["metadata"].pop("retry_of", None)
     assert tokens(tmp_path, [first, *calls]).training_grade
     calls[0]["request"]["body"]["messages"].append({"role": "user", "content": "something else"})
     seen = tokens(tmp_path / "other", [first, *calls])
@@ -431,7 +431,7 @@ def test_calls_that_were_lost_before_later_ones(tmp_path: Path, lost: list[int],
 
 
 def test_a_torn_line_costs_the_grade_and_nothing_else(tmp_path: Path) -> None:
-    whole = b"".join(json.dumps(one).encode() + b"\n" for one in conversation(2))
+    whole = b"".join(json.dumps(call_line).encode() + b"\n" for call_line in conversation(2))
     text = line_of(tmp_path, [], journal=whole + whole[:200])
     assert text.startswith("no   write-number__5cfd1b6d [vllm]: 2/2 calls complete, 1/1 prompts extend")
     assert "its log is not whole: line 3" in text
@@ -509,9 +509,9 @@ def test_explain_shows_both_sides_the_cause_and_what_to_do(tmp_path: Path) -> No
     assert "cause   the tool call's arguments were re-serialized (certain)" in text
     assert "change  the agent or the chat template wrote the arguments' JSON in another form" in text
     assert "sampled tokens in the segment before, 2 sampled tokens in the one after" in text
-    held = next(one for one in text.splitlines() if one.strip().startswith("held"))
-    sent = next(one for one in text.splitlines() if one.strip().startswith("sent"))
-    assert "/app/answer" in held and '"/' in sent, (held, sent)
+    expected_line = next(printed for printed in text.splitlines() if printed.strip().startswith("held"))
+    sent = next(printed for printed in text.splitlines() if printed.strip().startswith("sent"))
+    assert "/app/answer" in expected_line and '"/' in sent, (expected_line, sent)
     assert "sampled with" not in text, "plain sampling needs no word"
 
 
@@ -545,7 +545,9 @@ def test_sampling_that_is_not_plain_is_reported_once_per_rollout(
     parameters = {name: value for name, value in (PLAIN["sent"] | sent).items() if value is not None}  # type: ignore[operator]
     sampling = {"sent": parameters, "session": {}, "engine_defaults": None}
     make_job(tmp_path / "job", [{"calls": conversation(2, sampling=sampling)}])
-    (seen,) = [one for one in run(tmp_path / "job", "--explain").stdout.splitlines() if "sampled with" in one]
+    (seen,) = [
+        printed for printed in run(tmp_path / "job", "--explain").stdout.splitlines() if "sampled with" in printed
+    ]
     assert word in seen and "2 calls sampled with" in seen and "importance ratios" in seen
 
 

@@ -55,11 +55,11 @@ def test_never_certain_of_a_wrong_cause(evidence: str) -> None:
 
 def test_the_index_is_where_the_ids_part(diagnoses: dict[str, Break]) -> None:
     for case in CASES:
-        held, new = (case.before.prompt + case.before.sampled).tolist(), case.after.prompt.tolist()
+        expected, new = (case.before.prompt + case.before.sampled).tolist(), case.after.prompt.tolist()
         index = diagnoses[case.name].index
-        assert held[:index] == new[:index]
-        assert held[index : index + 1] != new[index : index + 1]
-        assert diagnoses[case.name].expected == held[index : index + 8]
+        assert expected[:index] == new[:index]
+        assert expected[index : index + 1] != new[index : index + 1]
+        assert diagnoses[case.name].expected == expected[index : index + 8]
         assert diagnoses[case.name].found == new[index : index + 8]
 
 

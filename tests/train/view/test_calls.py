@@ -13,9 +13,9 @@ def test_a_break_shows_two_windows_cut_at_the_same_places(tmp_path: Path) -> Non
     name = view.index.entries()[0].rollout.rollout_path
     result = view.answer("rollout", {"path": name})
     (found,) = result["breaks"]
-    held = [one["id"] for column in found["columns"] for one in column["expected"]]
-    sent = [one["id"] for column in found["columns"] for one in column["sent"]]
-    assert (held, sent) == (found["expected_ids"], found["found_ids"])
+    expected = [token["id"] for column in found["columns"] for token in column["expected"]]
+    sent = [token["id"] for column in found["columns"] for token in column["sent"]]
+    assert (expected, sent) == (found["expected_ids"], found["found_ids"])
     assert all((column["expected"] == column["sent"]) == column["same"] for column in found["columns"])
     assert found["cause_name"] and found["remedy"] and found["sure"] in ("certain", "likely", "possible")
     assert (found["segment_before"], found["segment_after"]) == (0, 1)

@@ -20,4 +20,4 @@ def test_a_tokenizer_gives_every_id_its_text_and_half_characters_their_bytes() -
 def test_without_a_tokenizer_an_id_is_what_the_engine_wrote_for_it_elsewhere() -> None:
     words = Vocabulary()
     words.learn([5, 6, 7], ["a", "\ufffd", ""])
-    assert [words.text(one) for one in (5, 6, 7, 8)] == ["a", None, None, None]
+    assert [words.text(token) for token in (5, 6, 7, 8)] == ["a", None, None, None]

@@ -210,8 +210,8 @@ def test_a_break_is_followed_to_both_its_sides(page: Page, address: str) -> None
     assert card.locator(".tag").inner_text() in ("certain", "likely", "possible")
     expect(card.get_by_text("What to change")).to_be_visible()
     assert card.locator("td.differs .w").count() > 0
-    held, sent = (row.inner_text() for row in card.locator("tr").all())
-    assert held != sent
+    expected_row, sent_row = (row.inner_text() for row in card.locator("tr").all())
+    assert expected_row != sent_row
     card.get_by_role("button", name="Where the new sequence differs").click()
     expect(page.locator(".active")).to_be_visible()
     page.wait_for_url(re.compile("view=tokens"))
@@ -230,8 +230,8 @@ def test_two_rollouts_are_compared_from_where_they_part(page: Page, address: str
     expect(page.locator(".parted")).to_contain_text(re.compile("part at|differ from token"))
     expect(page.get_by_role("listbox")).to_have_count(2)
     expect(page.locator(".t.differs")).to_have_count(2)
-    one, other = page.locator(".t.differs").all()
-    assert one.get_attribute("data-at") == other.get_attribute("data-at")
+    first, second = page.locator(".t.differs").all()
+    assert first.get_attribute("data-at") == second.get_attribute("data-at")
 
 
 @pytest.mark.parametrize("wide", [360, 700, 1900])
@@ -373,14 +373,14 @@ def test_a_running_job_updates_as_it_goes_and_a_lost_folder_is_said(watched: Wat
         expect(page.locator(".state")).to_have_text("finished")
         row.get_by_role("link").click()
         expect(page.get_by_role("alert")).to_contain_text("is gone")
-        assert all("404" in one for one in watched.trouble)  # Chromium tells of the answer itself
+        assert all("404" in message for message in watched.trouble)  # Chromium tells of the answer itself
         watched.trouble.clear()
         page.get_by_role("link", name="job", exact=True).click()
         expect(page.locator("tr", has_text="first__00000001")).to_contain_text("passed")
 
 
 def test_what_is_wrong_with_a_log_is_said_where_it_is_seen(page: Page, tmp_path: Path) -> None:
-    whole = b"".join(json.dumps(one).encode() + b"\n" for one in conversation(2))
+    whole = b"".join(json.dumps(call_line).encode() + b"\n" for call_line in conversation(2))
     other = conversation(2)
     other[1]["metadata"]["token_capture"]["schema_version"] = "benchflow.token_capture.v9"
     silent = conversation(1)
@@ -428,4 +428,4 @@ def test_of_a_hundred_thousand_tokens_only_what_is_seen_is_in_the_page(page: Pag
         page.keyboard.press("l")
         expect(page.locator(".active")).to_have_attribute("data-at", str(3 + 99_910))
         assert page.evaluate("document.querySelectorAll('*').length") < 4000
-        assert len([one for one in asked if "/api/slice" in one]) < 12
+        assert len([url for url in asked if "/api/slice" in url]) < 12

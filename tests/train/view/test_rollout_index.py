@@ -19,7 +19,7 @@ def test_groups_have_rewards_and_advantages_and_withheld_ones_their_reason(tmp_p
     make_job(tmp_path / "a", [{"task": "x", "reward": 1.0}, {"task": "x", "reward": 0.0}])
     make_job(tmp_path / "b", [{"task": "y", "reward": 1.0}, {"task": "y", "reward": None, "error": "it fell"}])
     job = view_of(tmp_path).answer("job", {})
-    first, second = sorted(job["groups"], key=lambda one: one["key"]["task"])
+    first, second = sorted(job["groups"], key=lambda group: group["key"]["task"])
     assert (first["rewards"], first["withheld"]) == ([1.0, 0.0], None)
     assert (second["withheld"], "it fell" in second["withheld_detail"]) == ("unscored", True)
     advantages = {row["task"]: row["advantage"] for row in job["rows"] if row["reward"] == 1.0}
@@ -92,7 +92,7 @@ def test_a_log_that_our_own_code_fails_at_is_said_and_the_others_are_read(
     view = View(make_job(tmp_path / "job", [{}, {}]))
     view.index.scan()
     first, once = view.index.entries()[0], view.readings.once
-    monkeypatch.setattr(view.readings, "once", lambda one: {}["x"] if one == first.rollout else once(one))
+    monkeypatch.setattr(view.readings, "once", lambda rollout: {}["x"] if rollout == first.rollout else once(rollout))
     while view.index.read_next():
         pass
     rows = {row["path"]: row for row in view.index.job()["rows"]}

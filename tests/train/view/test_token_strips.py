@@ -21,8 +21,8 @@ def test_entropy_counts_what_was_not_captured_as_one_outcome() -> None:
     assert entropy_of(sure, 0) == pytest.approx(math.log(2))
     rest = Completion(0, None, ["a"], [half], [[{"token": "a", "logprob": half}]])
     assert entropy_of(rest, 0) == pytest.approx(math.log(2))
-    beside = Completion(0, None, ["z"], [math.log(0.25)], [[{"token": "a", "logprob": half}]])
-    assert entropy_of(beside, 0) == pytest.approx(1.5 * math.log(2))
+    alternative = Completion(0, None, ["z"], [math.log(0.25)], [[{"token": "a", "logprob": half}]])
+    assert entropy_of(alternative, 0) == pytest.approx(1.5 * math.log(2))
     assert entropy_of(Completion(0, None, ["a"], [half]), 0) is None
 
 
@@ -46,9 +46,9 @@ def test_a_strip_holds_the_merged_sequence_token_by_token(tmp_path: Path) -> Non
 
 
 def test_one_call_is_shown_also_where_it_is_not_complete(tmp_path: Path) -> None:
-    one = line(0, [1, 2], [3, 4])
-    one["metadata"]["token_capture"]["completions"][0]["logprobs"] = [-0.5]
-    view = view_of(make_job(tmp_path / "job", [{"calls": [one]}]))
+    call_line = line(0, [1, 2], [3, 4])
+    call_line["metadata"]["token_capture"]["completions"][0]["logprobs"] = [-0.5]
+    view = view_of(make_job(tmp_path / "job", [{"calls": [call_line]}]))
     name = view.index.entries()[0].rollout.rollout_path
     result = view.answer("slice", {"path": name, "of": "c0.0", "from": "0"})
     assert (result["ids"], result["logprobs"]) == ([1, 2, 3, 4], [None, None, -0.5, None])

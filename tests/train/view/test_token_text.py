@@ -11,7 +11,7 @@ from train.view.token_text import BREAK, SYMBOL, TEXT, Part, plain, shown, width
 @given(st.text())
 def test_nothing_of_a_token_is_invisible_or_moves_what_is_around_it(text: str) -> None:
     result = plain(shown(text))
-    assert not any((one < " " and one != "\n") or "\u202a" <= one <= "\u202e" for one in result)
+    assert not any((character < " " and character != "\n") or "\u202a" <= character <= "\u202e" for character in result)
     assert result.count("\n") == text.count("\n")
     assert len(widths(shown(text))) == text.count("\n") + 1
     assert bool(result) == bool(text)
@@ -21,7 +21,7 @@ def test_nothing_of_a_token_is_invisible_or_moves_what_is_around_it(text: str) -
 def test_bytes_that_are_no_character_are_shown_as_bytes(data: bytes) -> None:
     parts = shown(data)
     bad = sum(part.text.count("⟨") for part in parts if part.kind == SYMBOL and part.text.startswith("⟨"))
-    assert bad >= sum(one == "\ufffd" for one in data.decode("utf-8", "replace"))
+    assert bad >= sum(character == "\ufffd" for character in data.decode("utf-8", "replace"))
     assert shown(b"\xe2\x9c") == [Part("⟨E2⟩⟨9C⟩", SYMBOL)]
     assert shown(b"a\xf0\x9f") == [Part("a", TEXT), Part("⟨F0⟩⟨9F⟩", SYMBOL)]
 

@@ -25,7 +25,7 @@ def run_view(*words: str | Path) -> Any:
 
 def test_what_cannot_be_shown_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
-    for words, said in (
+    for words, sentence in (
         ((tmp_path / "nowhere",), NoSuchPath),
         ((tmp_path / "notes.txt",), BadInput),
         ((tmp_path, "--html", tmp_path / "x.html", "--text"), BadInput),
@@ -34,7 +34,7 @@ def test_what_cannot_be_shown_is_a_sentence(tmp_path: Path) -> None:
         ((tmp_path, "--html", tmp_path / "x.html"), BadInput),
         ((tmp_path, "--text", "--tokenizer", tmp_path), BadInput),
     ):
-        assert isinstance(run_view(*words).exception, said), words
+        assert isinstance(run_view(*words).exception, sentence), words
     assert not (tmp_path / "x.html").exists()
 
 
@@ -48,7 +48,7 @@ def test_a_port_that_is_taken_is_a_sentence_and_code_2(tmp_path: Path) -> None:
 
 
 def test_loopback_is_told_from_the_rest() -> None:
-    assert [is_loopback(one) for one in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "10.0.0.1", "me.example")] == [
+    assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "10.0.0.1", "me.example")] == [
         True, True, True, False, False, False,
     ]  # fmt: skip
     listener = listen("127.0.0.1", 0)

@@ -14,9 +14,9 @@ class Median(unittest.TestCase):
         self.assertEqual(median([4, 1, 3, 2]), 2.5)
 
     def test_the_list_is_left_alone(self):
-        given = [3, 1, 2]
-        median(given)
-        self.assertEqual(given, [3, 1, 2])
+        numbers = [3, 1, 2]
+        median(numbers)
+        self.assertEqual(numbers, [3, 1, 2])
 
     def test_empty(self):
         with self.assertRaises(ValueError):
