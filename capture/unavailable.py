@@ -162,6 +162,11 @@ CODES: Final[dict[str, tuple[str, str]]] = {
         _FAILED,
         "the prompt no longer fits the model's context; the engine refused it before anything was sampled",
     ),
+    "never_sent": (
+        _FAILED,
+        "the agent closed the connection, or its session was closed, before the request was sent to the engine; "
+        "nothing was sampled",
+    ),
     "refused_by_proxy": (_FAILED, "the proxy did not send this request to the engine: {refusal}"),
     "upstream_http_error": (_FAILED, "the engine answered HTTP {status}; its message is in response.body"),
 }

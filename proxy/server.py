@@ -25,6 +25,7 @@ from proxy.runtime.loop import run
 from proxy.runtime.lru import MemoryBudget
 from proxy.sessions.factory import SessionFactory
 from proxy.sessions.placement import Placement
+from proxy.sessions.policy import Policy
 from proxy.sessions.registry import Sessions
 from proxy.settings import Settings
 from proxy.upstream.probe import probe_all
@@ -70,7 +71,24 @@ class Proxy:
         return self.sessions.get(session_id).state()
 
     async def set_policy_version(self, session_id: str, version: str) -> None:
-        self.sessions.set_policy(self.sessions.get(session_id), version)
+        self.sessions.set_policy(self.sessions.get(session_id), Policy(version))
+
+    async def set_policy(self, version: str, model: str | None = None) -> None:
+        """The version that calls of all sessions, open and later, have from now on; `model` is the name under which the
+        engine serves it, where it has a new one (a LoRA adapter).
+        """
+        self._factory.set_all_policies(Policy(version, model))
+
+    async def pause(self, wait: float) -> int:
+        """Holds all calls that are not at an engine yet; waits up to `wait` seconds for the others to end, and returns
+        how many have not. Held calls wait, streams with keep-alives, until `resume`.
+        """
+        self._factory.gate.close()
+        return await self._factory.gate.drained(wait)
+
+    async def resume(self, version: str | None = None, model: str | None = None) -> None:
+        """Lets the held calls go, as calls to this version where one is given."""
+        self._factory.resume(None if version is None else Policy(version, model))
 
 
 @asynccontextmanager
@@ -82,7 +100,6 @@ async def serve(settings: Settings, share: Share | None = None) -> AsyncIterator
     settings.check()
     settings = settings.with_admin_key()
     raise_fd_limit()
-    metrics = Metrics()
     open_mode = settings.out is not None and settings.key is None
     sessions = Sessions(
         open_mode=open_mode, out=settings.out, fsync=settings.fsync, grace=settings.grace, idle=settings.session_idle,
@@ -90,6 +107,7 @@ async def serve(settings: Settings, share: Share | None = None) -> AsyncIterator
         placement=share.placement if share else None,
     )  # fmt: skip
     factory = SessionFactory(sessions, settings)
+    metrics = Metrics(factory.gate)
     sockets = share.sockets if share else bind([settings.host, *settings.more_hosts], settings.port)
     factory.port = sockets[0].getsockname()[1]
     first = share is None or share.placement.index == 0
@@ -115,6 +133,8 @@ async def serve(settings: Settings, share: Share | None = None) -> AsyncIterator
     try:
         if share is not None:
             share.restore(factory)  # before the first call comes
+            if share.paused:
+                factory.gate.close()
         await listener.listen(sockets)
         await admin.start()
         if settings.probe and settings.upstream and first:
@@ -124,6 +144,7 @@ async def serve(settings: Settings, share: Share | None = None) -> AsyncIterator
     finally:
         if probing is not None:
             probing.cancel()
+        factory.gate.end()
         await asyncio.gather(listener.close(settings.grace), admin.close())
         await sessions.close_all()
         await factory.close()
@@ -136,6 +157,8 @@ class Share:
     placement: Placement
     sockets: list[socket.socket]
     admin: Path
+    #: Whether the proxy's engines are paused.
+    paused: bool
     #: Opens again what an earlier process of this worker had open.
     restore: Callable[[SessionFactory], None]
 
@@ -189,6 +212,15 @@ class ProxyThread:
 
     def set_policy_version(self, session_id: str, version: str) -> None:
         self._call(lambda proxy: proxy.set_policy_version(session_id, version))
+
+    def set_policy(self, version: str, model: str | None = None) -> None:
+        self._call(lambda proxy: proxy.set_policy(version, model))
+
+    def pause(self, wait: float) -> int:
+        return self._call(lambda proxy: proxy.pause(wait))
+
+    def resume(self, version: str | None = None, model: str | None = None) -> None:
+        self._call(lambda proxy: proxy.resume(version, model))
 
     def _call(self, work: Callable[[Proxy], Awaitable[T]]) -> T:
         if self._proxy is None or self._loop is None or not self._thread.is_alive():

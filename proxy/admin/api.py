@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import orjson
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from proxy.admin.metrics import Metrics
+from proxy.admin.records import records
 from proxy.errors import NoSuchSession, ProxyError, SessionError, SettingsError
 from proxy.sessions.factory import SessionFactory
+from proxy.sessions.policy import Policy
 from proxy.sessions.registry import Sessions
 from proxy.settings import Settings
+
+#: Seconds that a pause waits for calls to end.
+LONGEST_WAIT = 3600.0
 
 
 async def health(request: Request) -> Response:
@@ -44,7 +50,11 @@ class Admin:
                 Route("/sessions", self._guarded(self.open), methods=["POST"]),
                 Route("/sessions/{id}", self._guarded(self.show), methods=["GET"]),
                 Route("/sessions/{id}", self._guarded(self.close), methods=["DELETE"]),
-                Route("/sessions/{id}/policy", self._guarded(self.policy), methods=["POST"]),
+                Route("/sessions/{id}/policy", self._guarded(self.session_policy), methods=["POST"]),
+                Route("/sessions/{id}/records", self._guarded(self.records), methods=["GET"]),
+                Route("/policy", self._guarded(self.policy), methods=["POST"]),
+                Route("/pause", self._guarded(self.pause), methods=["POST"]),
+                Route("/resume", self._guarded(self.resume), methods=["POST"]),
             ]
         )
 
@@ -76,7 +86,7 @@ class Admin:
         return JSONResponse({"sessions": [session.state() for session in self.sessions]})
 
     async def open(self, request: Request) -> Response:
-        fields = await _object(request)
+        fields = await json_object(request)
         name, journal = fields.pop("name", None), fields.pop("journal", None)
         if name is None or journal is None:
             raise SettingsError(
@@ -109,28 +119,57 @@ class Admin:
     async def close(self, request: Request) -> Response:
         return JSONResponse(await self.sessions.close(request.path_params["id"]))
 
-    async def policy(self, request: Request) -> Response:
-        version = (await _object(request)).get("version")
-        if not isinstance(version, str | int) or isinstance(version, bool):
-            raise SettingsError('give the policy\'s version as a string: {"version": "step-120"}')
+    async def session_policy(self, request: Request) -> Response:
+        policy = Policy.of(await json_object(request))
         named, defaults = request.path_params["id"], self.sessions.defaults
         if named == "default" and defaults is not None and self.sessions.default is None:
-            self.sessions.set_default_policy(str(version))  # the default itself lives in another worker
-            return JSONResponse({"policy_version": version})
+            self.sessions.set_default_policy(policy)  # the default itself lives in another worker
+            return JSONResponse(policy.fields())
         session = self.sessions.get(named)
-        self.sessions.set_policy(session, str(version))
+        self.sessions.set_policy(session, policy)
         if defaults is not None and session is self.sessions.default:
-            self.sessions.set_default_policy(str(version))
+            self.sessions.set_default_policy(policy)
         return JSONResponse(session.state())
+
+    async def records(self, request: Request) -> Response:
+        skip = request.query_params.get("from", "0")
+        if not re.fullmatch(r"[0-9]{1,15}", skip):
+            raise SettingsError("`from` is the number of records to leave out, such as ?from=12")
+        lines = await records(self.sessions.journal(request.path_params["id"]), int(skip))
+        return StreamingResponse(lines, media_type="application/x-ndjson")
+
+    async def policy(self, request: Request) -> Response:
+        policy = Policy.of(await json_object(request))
+        self.factory.set_all_policies(policy)
+        return JSONResponse(policy.fields())
+
+    async def pause(self, request: Request) -> Response:
+        wait = seconds_to_wait(await json_object(request), self.settings)
+        self.factory.gate.close()
+        return JSONResponse({"in_flight": await self.factory.gate.drained(wait)})
+
+    async def resume(self, request: Request) -> Response:
+        fields = await json_object(request)
+        self.factory.resume(Policy.of(fields) if fields else None)
+        return JSONResponse({"paused": False})
+
+
+def seconds_to_wait(fields: Mapping[str, Any], settings: Settings) -> float:
+    """How long a pause waits for calls in flight. Raises `SettingsError`."""
+    wait = fields.get("wait", settings.grace)
+    if not isinstance(wait, int | float) or isinstance(wait, bool) or not 0 <= wait <= LONGEST_WAIT:
+        raise SettingsError(f"`wait` is a number of seconds from 0 to {LONGEST_WAIT:g}")
+    return wait
 
 
 def problem(status: int, message: str) -> Response:
     return JSONResponse({"error": {"message": message}}, status_code=status)
 
 
-async def _object(request: Request) -> dict[str, Any]:
+async def json_object(request: Request) -> dict[str, Any]:
+    """A request's body; empty where there is none. Raises `SettingsError`."""
     try:
-        value = orjson.loads(await request.body())
+        value = orjson.loads(await request.body() or b"{}")
     except orjson.JSONDecodeError as error:
         raise SettingsError(f"the body is not JSON ({error})") from error
     if not isinstance(value, dict):

@@ -17,10 +17,12 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.utils import floatToGoString
 
 from capture.record import TokenCapture
+from proxy.upstream.gate import Gate
 
 
 class Metrics:
-    def __init__(self) -> None:
+    def __init__(self, gate: Gate | None = None) -> None:
+        gate = gate or Gate()
         registry = self._registry = CollectorRegistry()
         #: Calls that have begun and not ended.
         self.running = 0
@@ -40,6 +42,9 @@ class Metrics:
         registry.register(self)
         Gauge("capture_in_flight", "Calls that have begun and not ended.", registry=registry).set_function(
             lambda: self.running
+        )
+        Gauge("capture_held_calls", "Calls that wait while engines are paused.", registry=registry).set_function(
+            lambda: gate.waiting
         )
         self.journal_queue = Gauge("capture_journal_queue", "Lines that wait to be written.", registry=registry)
         self.journal_failures = prometheus_client.Counter(

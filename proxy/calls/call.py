@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,7 @@ from proxy.http.client_request import AgentLeft, ClientRequest, reply_headers
 from proxy.http.headers import Headers
 from proxy.sessions.session import Session
 from proxy.upstream.client import Response
+from proxy.upstream.gate import Gate
 
 log = logging.getLogger("proxy")
 
@@ -84,6 +86,27 @@ class Call:
 
     async def _exchange(self) -> None:
         self.request = self.translator.request(self.request, self.session.options)
+        gate = self.session.replicas.gate
+        while gate.closed:
+            await self._hold(gate)
+        with gate:
+            await self._through()
+
+    async def _hold(self, gate: Gate) -> None:
+        """Waits while engines are paused. The policy is that of the moment at which the call is sent."""
+        since = time.perf_counter()
+        try:
+            if self.request.streams:
+                async with self.writer.kept_alive(self.route.settings.keepalive, self.translator.ping):
+                    await gate.opened()
+            else:
+                await gate.opened()
+        finally:
+            self.facts.held_seconds += time.perf_counter() - since
+        self.facts.made_to(self.session.options)
+        self.request = self.request.to_model(self.session.options.model)
+
+    async def _through(self) -> None:
         if await self.upstream.will_be_unstreamed(self.request):
             async with self.writer.kept_alive(self.route.settings.keepalive, self.translator.ping):
                 await self._send()
@@ -236,7 +259,7 @@ class Call:
     async def _record(self) -> None:
         """The call's line is in the journal when this returns, or the session says why it is not. Never raises."""
         facts, session, metrics = self.facts, self.session, self.route.metrics
-        facts.finish(session.policy_version)
+        facts.finish(session.options)
         try:
             capture, line = self._line()
         except Exception as error:

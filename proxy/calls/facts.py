@@ -14,6 +14,7 @@ from capture.record import FIELDS, TokenCapture, Unavailable
 from capture.unavailable import why
 from proxy.calls.reply_bytes import error_text
 from proxy.dialects.engine_errors import too_long
+from proxy.settings import SessionOptions
 from proxy.upstream.replicas import Replica
 
 log = logging.getLogger("proxy")
@@ -27,6 +28,8 @@ class Facts:
     wire: str
     path: str
     policy_version: str | None
+    #: The name that the session had the policy called by, whatever the agent asked for.
+    model: str | None = None
     dialect: str = ""
     call_type: str = "chat_completion"
     outcome: str = "ok"
@@ -48,6 +51,8 @@ class Facts:
     began_at: float = field(default_factory=time.time)
     ended_at: float = 0.0
     started: float = field(default_factory=time.perf_counter)
+    #: While engines were paused.
+    held_seconds: float = 0.0
     ttft_ms: float | None = None
     duration_ms: float = 0.0
 
@@ -72,11 +77,20 @@ class Facts:
             log.exception("call %d: the answer could not be read", self.number)
         self.capture_failed = f"{type(error).__name__}: {error}"
 
-    def finish(self, policy_version: str | None) -> None:
+    def made_to(self, options: SessionOptions) -> None:
+        """The call is sent to the session's policy of this moment."""
+        self.policy_version, self.model = options.policy_version, options.model
+
+    def finish(self, options: SessionOptions) -> None:
+        """The call has ended; `options` are the session's now.
+
+        Where the policy has another name by now (a new LoRA adapter), the call stayed with the one it was sent to;
+        under the same name its weights were replaced while it ran.
+        """
         self.ended_at = time.time()
         self.duration_ms = round((time.perf_counter() - self.started) * 1000, 3)
-        if policy_version != self.policy_version:
-            self.policy_version_end = policy_version
+        if options.policy_version != self.policy_version and options.model == self.model:
+            self.policy_version_end = options.policy_version
 
     def capture(self, reader: Reader | None, wanted: bool, readable: bool) -> TokenCapture | None:
         """The call's token capture; None when capture is off. A call that the engine broke off is `truncated`."""
@@ -90,6 +104,8 @@ class Facts:
             return _nothing(self, why("server_refused_capture_fields", told=self.refused))
         if self.refusal is not None:
             return _nothing(self, why("refused_by_proxy", refusal=self.refusal))
+        if reader is None and self.outcome == "aborted":
+            return _nothing(self, why("never_sent"))
         if reader is None or not readable:
             detail = self.failure or "the request was no JSON object, so nothing could be asked for"
             return _nothing(self, Unavailable("request_failed", "upstream_http_error", detail))

@@ -73,14 +73,15 @@ class CallRoute(Endpoint):
         number = session.start_call(agent.task)
         self.route.metrics.running += 1
         try:
-            facts = Facts(number, self.route.wire, agent.path, session.policy_version)
+            options = session.options
+            facts = Facts(number, self.route.wire, agent.path, options.policy_version, options.model)
             translator: Translator
             if dialect is None:
                 translator = PassThrough(facts.capture_fails)
             else:
                 facts.dialect, facts.call_type = dialect.wire, dialect.call_type
                 translator = DialectTranslator(dialect, session.earlier)
-            await Call(self.route, session, agent, Request.of(raw, session.options), facts, translator).run()
+            await Call(self.route, session, agent, Request.of(raw, options), facts, translator).run()
         finally:
             self.route.metrics.running -= 1
             session.finish_call(agent.task)

@@ -80,6 +80,8 @@ def journal_line(
     if translated is not None and translated.sent:
         metadata["chat_request"] = _cleaned(request.upstream)
         metadata["chat_response"] = _cleaned(translated.chat)
+    if facts.held_seconds:
+        metadata["held_ms"] = round(facts.held_seconds * 1000, 3)
     if facts.token_in is not None:
         metadata["token_in"] = facts.token_in
     if capture is not None:

@@ -36,10 +36,12 @@ class Models(Endpoint):
         self._allowed = allowed_names(settings.forward_header)
 
     async def answer(self, agent: ClientRequest, session: Session) -> None:
+        await session.replicas.gate.opened()
         await self._answer(agent, _up(session), session.options.model)
 
     async def answer_unopened(self, agent: ClientRequest) -> None:
         assert self.sessions.defaults is not None  # else the address opens no sessions
+        await self.sessions.defaults.replicas.gate.opened()
         replica = self.sessions.defaults.replicas.any_up()
         await self._answer(agent, replica, self.sessions.defaults.options.model)
 
@@ -88,6 +90,7 @@ class CountTokens(Endpoint):
         if not request.is_object:
             raise Refusal(400, "the request's body is no JSON object")
         request = request.sent_as(self.dialect.count(request.body, session.earlier), session.options)
+        await session.replicas.gate.opened()
         count = await self._count(_up(session), request)
         agent.answer(200, JSON_HEADERS, orjson.dumps({"input_tokens": count}))
 

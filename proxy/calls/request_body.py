@@ -46,6 +46,12 @@ class Request:
         """The same request, sent on as `chat` instead of as it came."""
         return replace(self, upstream=_with_defaults(chat, options), raw_goes=False)
 
+    def to_model(self, model: str | None) -> Request:
+        """The same request, to the model of this name where there is one."""
+        if model is None or not self.is_object or self.upstream.get("model") == model:
+            return self
+        return replace(self, upstream=self.upstream | {"model": model})
+
     @property
     def streams(self) -> bool:
         return self.upstream.get("stream") is True

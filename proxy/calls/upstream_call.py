@@ -168,7 +168,7 @@ class UpstreamCall:
             (b"accept-encoding", b"identity"),
             *((name.encode(), value.encode()) for name, value in self.ask.headers.items()),
         ]
-        self.route.metrics.added.observe(time.perf_counter() - self.facts.started)
+        self.route.metrics.added.observe(time.perf_counter() - self.facts.started - self.facts.held_seconds)
         return await replica.client.send("POST", self.route.path, replica.auth(headers, body), body)
 
     @property

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from proxy.errors import SettingsError
+from proxy.sessions.policy import Policy
 from proxy.sessions.registry import Defaults, Session, Sessions
 from proxy.settings import SessionOptions, Settings
+from proxy.upstream.gate import Gate
 from proxy.upstream.replicas import Replicas
 
 
@@ -18,6 +21,8 @@ class SessionFactory:
         self.sessions = sessions
         self.settings = settings
         self.port = 0
+        #: Of all engines.
+        self.gate = Gate()
         self.pools: dict[tuple[tuple[str, ...], str | None, str], Replicas] = {}
 
     def replicas(self, options: SessionOptions) -> Replicas:
@@ -27,7 +32,9 @@ class SessionFactory:
         pool = tuple(options.upstream), options.upstream_key, options.engine
         if pool not in self.pools:
             urls, key, engine = pool
-            self.pools[pool] = Replicas(list(urls), key=key, engine_name=engine, timeouts=self.settings.timeouts)
+            self.pools[pool] = Replicas(
+                list(urls), key=key, engine_name=engine, timeouts=self.settings.timeouts, gate=self.gate
+            )
         return self.pools[pool]
 
     def open_session(
@@ -43,6 +50,19 @@ class SessionFactory:
         own = self.settings.session_options(options)
         replicas = self.replicas(own)
         return self.sessions.open(name, own, replicas, journal=journal, key=key, session_id=session_id)
+
+    def set_all_policies(self, policy: Policy) -> None:
+        """The policy of all sessions, open and later, but of those that are opened with one of their own."""
+        self.settings = replace(self.settings, **policy.fields())
+        self.sessions.set_all_policies(policy)
+
+    def resume(self, policy: Policy | None = None) -> None:
+        """Lets calls reach their engines again, with `policy` where it is given."""
+        if policy is not None:
+            self.set_all_policies(policy)
+        for pool in self.pools.values():
+            pool.doubt()
+        self.gate.open()
 
     def defaults(self) -> Defaults:
         """The options of sessions that are opened by their address."""

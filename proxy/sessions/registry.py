@@ -12,9 +12,9 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from capture.errors import JournalError
 from capture.journal.journal import JournalWriter
@@ -24,13 +24,15 @@ from proxy.http.headers import Headers
 from proxy.runtime.lru import MemoryBudget
 from proxy.sessions.keys import KEY, digest, from_a_page, keys
 from proxy.sessions.placement import Placement
+from proxy.sessions.policy import Policy
 from proxy.sessions.session import Session as Session
 from proxy.settings import SessionOptions
 from proxy.upstream.replicas import Replicas
 
 log = logging.getLogger("proxy")
+V = TypeVar("V")
 
-#: Ended sessions of which the end of their journals is remembered.
+#: Ended sessions of which the journal is remembered, or its end.
 MOST_LEFT = 10_000
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
@@ -75,8 +77,10 @@ class Sessions:
         self._by_id: dict[str, Session] = {}
         self._by_key: dict[bytes, Session] = {}
         self._by_name: dict[str, list[Session]] = {}
-        #: Policy versions that were set for sessions opened by their address: they outlast a session's end.
-        self._versions: dict[str, str] = {}
+        #: Policies that were set for sessions opened by their address: they outlast a session's end.
+        self._policies: dict[str, Policy] = {}
+        #: The journals of sessions that ended, by id and name.
+        self._sealed: dict[str, Path] = {}
         #: The journals of sessions that ended unused, by name: size in bytes, and the number of the next call.
         self._left: dict[str, tuple[int, int]] = {}
         self._ending: asyncio.Task[None] | None = None
@@ -120,31 +124,47 @@ class Sessions:
             raise NoSuchSession(f"there is no session {named!r}")
         return found
 
-    def set_policy(self, session: Session, version: str) -> None:
-        session.policy_version = version
-        if session.by_address:
-            self._versions[session.name] = version
+    def journal(self, named: str) -> Path:
+        """The journal of an open session, or of one of the last 10,000 that ended. Raises `NoSuchSession`."""
+        try:
+            return self.get(named).journal.path
+        except NoSuchSession:
+            if named not in self._sealed:
+                raise
+            return self._sealed[named]
 
-    def set_default_policy(self, version: str) -> None:
+    def set_policy(self, session: Session, policy: Policy) -> None:
+        session.set_policy(policy)
+        if session.by_address:
+            self._policies[session.name] = policy
+
+    def set_default_policy(self, policy: Policy) -> None:
         """For the default session, in whichever worker, and for sessions that an address opens later."""
         if self.default is not None:
-            self.default.policy_version = version
+            self.default.set_policy(policy)
         if self.defaults is not None:
-            self.defaults.options = replace(self.defaults.options, policy_version=version)
+            self.defaults.options = policy.options(self.defaults.options)
 
-    def set_versions(self, versions: Mapping[str, str]) -> None:
-        """Restores policy versions by name: of the default session, and of sessions that an address opens later."""
-        self._versions.update(versions)
-        version = self._versions.pop("default", None)
-        if version is not None:
-            self.set_default_policy(version)
+    def set_all_policies(self, policy: Policy) -> None:
+        """For all open sessions, and for those that an address opens later."""
+        self._policies.clear()
+        self.set_default_policy(policy)
+        for session in self:
+            session.set_policy(policy)
+
+    def set_policies(self, policies: Mapping[str, Policy]) -> None:
+        """Restores policies by name: of the default session, and of sessions that an address opens later."""
+        self._policies.update(policies)
+        policy = self._policies.pop("default", None)
+        if policy is not None:
+            self.set_default_policy(policy)
 
     async def close(self, session_id: str) -> dict[str, Any]:
         session = self.get(session_id)
         await session.close(self._grace)
         self._forget(session)
         if session.by_address:
-            self._versions.pop(session.name, None)
+            self._policies.pop(session.name, None)
         return session.state()
 
     async def close_all(self) -> None:
@@ -160,6 +180,8 @@ class Sessions:
         same.remove(session)
         if not same:
             del self._by_name[session.name]
+        _remember(self._sealed, session.id, session.journal.path)
+        _remember(self._sealed, session.name, session.journal.path)
         session.replicas.leave(session.replica)
         self.calls += session.tally.calls
         self.complete_calls += session.tally.complete_calls
@@ -215,8 +237,8 @@ class Sessions:
         if self.defaults is None or self._out is None:
             raise Refusal(401, "no session has this name")
         options = self.defaults.options
-        if name in self._versions:
-            options = replace(options, policy_version=self._versions[name])
+        if name in self._policies:
+            options = self._policies[name].options(options)
         try:
             session = self.open(name, options, self.defaults.replicas)
         except SessionError as error:
@@ -251,9 +273,15 @@ class Sessions:
 
     def _remember_end(self, session: Session) -> None:
         with suppress(OSError):
-            self._left[session.name] = session.journal.path.stat().st_size, session.next_call
-        while len(self._left) > MOST_LEFT:
-            del self._left[next(iter(self._left))]
+            _remember(self._left, session.name, (session.journal.path.stat().st_size, session.next_call))
+
+
+def _remember(memory: dict[str, V], name: str, value: V) -> None:
+    """Keeps the last `MOST_LEFT` values."""
+    memory.pop(name, None)
+    memory[name] = value
+    while len(memory) > MOST_LEFT:
+        del memory[next(iter(memory))]
 
 
 def say_stopped(who: str, sessions: Sessions) -> None:

@@ -22,6 +22,7 @@ from capture.token_ids import Ids
 from proxy.errors import Refusal
 from proxy.runtime.lru import BoundedLRU, MemoryBudget
 from proxy.sessions.answer_cache import AnswerCache
+from proxy.sessions.policy import Policy
 from proxy.sessions.retry_tracker import Retries
 from proxy.settings import SessionOptions
 from proxy.token_in.call_history import CallHistory
@@ -69,8 +70,6 @@ class Session:
         self.replica: Replica | None = None
         self._home: Replica | None = None
         self.options = options
-        #: The version of the weights now; a trainer sets it while the session lives.
-        self.policy_version = options.policy_version
         #: The number of its first call: the journal has those before it, of which nothing is remembered.
         self.first_call = journal.next_call
         self.token_in = None
@@ -127,6 +126,14 @@ class Session:
         self.replica = self.replicas.pick(self.replica, avoid, self._home)
         self._home = self._home or self.replica
         return self.replica
+
+    @property
+    def policy_version(self) -> str | None:
+        """The version of the weights now; a trainer sets it while the session lives."""
+        return self.options.policy_version
+
+    def set_policy(self, policy: Policy) -> None:
+        self.options = policy.options(self.options)
 
     @property
     def prompt(self) -> Ids | None:

@@ -20,6 +20,7 @@ from proxy.http.decompress import DecompressError, Decompressor, decompressor
 from proxy.http.headers import Headers
 from proxy.settings import Timeouts
 from proxy.upstream.client import LARGEST, LARGEST_HEAD, read_all
+from proxy.upstream.gate import Gate
 
 #: A timer that fires this many seconds late shows that the process was stopped, or had no CPU.
 LATE = 0.5
@@ -29,6 +30,9 @@ HIGH_WATER = 1 << 20
 
 class Pool(Protocol):
     """Where a connection returns to when its answer is complete, and what forgets it when it is closed."""
+
+    #: No time counts while it is closed: a trainer may have frozen the engine's calls.
+    gate: Gate
 
     def release(self, connection: Connection) -> None: ...
     def forget(self, connection: Connection) -> None: ...
@@ -196,10 +200,11 @@ class Connection(asyncio.Protocol):
             return
         # A head has one deadline: neither trickling bytes nor interim answers extend it.
         bound = self._timeouts.idle if self._head else self._timeouts.first_byte
-        left = (self._last_data if self._head else self._sent_at) + bound - self.loop.time()
+        now = self.loop.time()
+        since = max(self._last_data if self._head else self._sent_at, self._pool.gate.counts_from(now))
+        left = since + bound - now
         if self._paused:  # it is the agent who is slow
             left = bound
-        now = self.loop.time()
         if (
             left <= 0 and now - self._due > LATE
         ):  # it is this process that stood still: what came meanwhile is read first

@@ -15,18 +15,20 @@ from proxy.http.headers import Headers
 from proxy.settings import Timeouts
 from proxy.upstream.client import Response
 from proxy.upstream.connection import Connection
+from proxy.upstream.gate import Gate
 
 
 class HttpClient:
     """A pool of keep-alive connections to one plain-http upstream."""
 
-    def __init__(self, url: str, timeouts: Timeouts | None = None) -> None:
+    def __init__(self, url: str, timeouts: Timeouts | None = None, gate: Gate | None = None) -> None:
         """`url` is scheme, host, port and an optional path prefix, without `/v1`."""
         parts = urlsplit(url)
         self.host = parts.hostname or "127.0.0.1"
         self.port = parts.port or 80
         self.prefix = parts.path.rstrip("/")
         self.timeouts = timeouts or Timeouts()
+        self.gate = gate or Gate()
         #: Uvicorn, in front of vLLM and SGLang, closes a connection that was idle for 5 s; ours are dropped before.
         self.idle_expiry = 3.0
         #: An engine that closes a reused connection later than this after a call was sent may have read the call.

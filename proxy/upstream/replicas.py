@@ -21,6 +21,7 @@ from proxy.errors import UpstreamError
 from proxy.http.headers import Headers
 from proxy.settings import Timeouts, upstream_base
 from proxy.upstream.client import Client
+from proxy.upstream.gate import Gate
 from proxy.upstream.pool import HttpClient
 
 T = TypeVar("T")
@@ -175,13 +176,20 @@ class Replicas:
     """The engines a session may use; each session keeps to one while it answers."""
 
     def __init__(
-        self, urls: list[str], *, key: str | None = None, engine_name: str = "auto", timeouts: Timeouts | None = None
+        self,
+        urls: list[str],
+        *,
+        key: str | None = None,
+        engine_name: str = "auto",
+        timeouts: Timeouts | None = None,
+        gate: Gate | None = None,
     ) -> None:
         """Raises `SettingsError` for an invalid address."""
+        self.gate = gate or Gate()
         self.all = [
             Replica(
                 f"replica-{number}",
-                make_client(upstream_base(url), timeouts or Timeouts()),
+                make_client(upstream_base(url), timeouts or Timeouts(), self.gate),
                 key,
                 engine_name,
                 secrets=_secrets(upstream_base(url), key),
@@ -213,6 +221,11 @@ class Replicas:
     def failed(self, replica: Replica) -> None:
         replica.mark_down()
 
+    def doubt(self) -> None:
+        """Each is asked again what it is before its next call: it may have been started again."""
+        for replica in self.all:
+            replica.doubted = True
+
     def leave(self, replica: Replica | None) -> None:
         """A session moves to another replica, or has ended."""
         if replica is not None:
@@ -237,9 +250,9 @@ def _secrets(base: str, key: str | None) -> tuple[bytes, ...]:
     )
 
 
-def make_client(base: str, timeouts: Timeouts) -> Client:
+def make_client(base: str, timeouts: Timeouts, gate: Gate) -> Client:
     if base.startswith("https:"):
         from proxy.upstream.httpx_client import HostedClient  # httpx is a third of the memory of a proxy at rest
 
         return HostedClient(base, timeouts)
-    return HttpClient(base, timeouts)
+    return HttpClient(base, timeouts, gate)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from proxy.sessions.policy import Policy
+
 
 @dataclass(slots=True)
 class OpenedSession:
-    """`fields` are those of `POST /sessions`, with the latest policy version that was set."""
+    """`fields` are those of `POST /sessions`, with the latest policy that was set."""
 
     worker: int
     id: str
@@ -24,8 +26,8 @@ class OpenedSessions:
     def __init__(self, workers: int) -> None:
         #: How many sessions each worker has been asked to open, and has not yet.
         self.opening = [0] * workers
-        #: Policy versions of the default session and of those made by address, by name.
-        self.versions: dict[str, str] = {}
+        #: Policies of the default session and of those made by address, by name.
+        self.policies: dict[str, Policy] = {}
         self._by_id: dict[str, OpenedSession] = {}
 
     def add(self, session: OpenedSession) -> None:
@@ -46,13 +48,18 @@ class OpenedSessions:
             counts[session.worker] += 1
         return min(range(len(counts)), key=lambda index: (counts[index], -index))
 
-    def set_version(self, session_id: str, name: str, version: str) -> None:
+    def set_policy(self, session_id: str, name: str, policy: Policy) -> None:
         found = self._by_id.get(session_id)
         if found is None:
-            self.versions[name] = version
+            self.policies[name] = policy
         else:
-            found.fields["policy_version"] = version
+            found.fields |= policy.fields()
+
+    def set_all_policies(self, policy: Policy) -> None:
+        self.policies.clear()
+        for session in self._by_id.values():
+            session.fields |= policy.fields()
 
     def remove(self, session_id: str, name: str) -> None:
         if self._by_id.pop(session_id, None) is None:
-            self.versions.pop(name, None)
+            self.policies.pop(name, None)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.sessions.placement import Placement
+from proxy.sessions.policy import Policy
 from proxy.settings import Settings
 from proxy.workers.opened_sessions import OpenedSession
 
@@ -33,7 +34,8 @@ class Start:
     sockets: tuple[int, ...]  # descriptors of its listening sockets
     admin: Path
     sessions: list[OpenedSession]
-    versions: dict[str, str]
+    policies: dict[str, Policy]
+    paused: bool
 
 
 class Worker:
@@ -49,7 +51,9 @@ class Worker:
         #: Set while it has its sessions and accepts connections.
         self.ready = asyncio.Event()
         self._sockets = sockets
-        self._settings = settings
+        self.settings = settings
+        #: Whether the proxy's engines are paused.
+        self.paused = False
         self._deaths: deque[float] = deque(maxlen=DEATHS)
         self._process: asyncio.subprocess.Process | None = None
 
@@ -57,7 +61,9 @@ class Worker:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    async def start(self, sessions: Sequence[OpenedSession] = (), versions: dict[str, str] | None = None) -> str | None:
+    async def start(
+        self, sessions: Sequence[OpenedSession] = (), policies: dict[str, Policy] | None = None
+    ) -> str | None:
         """A new process, with these sessions opened again under their keys and ids; waits until it is ready.
 
         Returns None, or why it could not start: its own sentence, or an empty string where it died without one.
@@ -71,7 +77,9 @@ class Worker:
             start_new_session=True,  # Ctrl-C in a terminal reaches the supervisor alone, which stops its workers
         )  # fmt: skip
         assert process.stdin is not None and process.stdout is not None
-        start = Start(self._settings, self.placement, descriptors, self.admin, list(sessions), versions or {})
+        start = Start(
+            self.settings, self.placement, descriptors, self.admin, list(sessions), policies or {}, self.paused
+        )
         # stdin stays open: its end tells a worker that the supervisor is gone
         process.stdin.write(pickle.dumps(start))
         answer = await process.stdout.readline()

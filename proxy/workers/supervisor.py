@@ -131,7 +131,7 @@ async def _keep_running(worker: Worker, opened: OpenedSessions) -> None:
             return
         sessions = opened.of_worker(worker.index)
         try:
-            failure = await worker.start(sessions, opened.versions)
+            failure = await worker.start(sessions, opened.policies)
         except OSError as error:
             failure = error.strerror
             await asyncio.sleep(1)

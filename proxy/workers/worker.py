@@ -51,7 +51,7 @@ async def work(start: Start, report: int) -> None:
     sockets = [socket.socket(fileno=number) for number in start.sockets]
     try:
         async with serve(
-            start.settings, Share(start.placement, sockets, start.admin, partial(_restore, start))
+            start.settings, Share(start.placement, sockets, start.admin, start.paused, partial(_restore, start))
         ) as proxy:
             tune_gc()
             start_gc_timer()
@@ -71,7 +71,7 @@ def _tell(report: int, failure: str | None) -> None:
 
 def _restore(start: Start, factory: SessionFactory) -> None:
     """Opens the sessions again that an earlier process of this worker had, under their keys and ids."""
-    factory.sessions.set_versions(start.versions)
+    factory.sessions.set_policies(start.policies)
     for session in start.sessions:
         options = {name: value for name, value in session.fields.items() if name not in ("name", "journal")}
         journal = Path(str(session.fields["journal"]))

@@ -104,10 +104,12 @@ class CallSummary:
 def _refusal(call: Call, capture: TokenCapture | None) -> str | None:
     """The engine's message where it refused the call: nothing was sampled, so nothing of the policy is missing.
 
-    That is certain for HTTP 400 to 499 but 408, and for a prompt that does not fit, whatever the status: some servers
-    answer that with 500, or with 200 and an error in the stream.
+    That is certain for a call that was never sent, for HTTP 400 to 499 but 408, and for a prompt that does not fit,
+    whatever the status: some servers answer that with 500, or with 200 and an error in the stream.
     """
     body = call.response_body
+    if capture is not None and any(why.code == "never_sent" for why in capture.unavailable.values()):
+        return "no answer: the agent left before the call was sent"
     sampled = capture is not None and any(choice.token_ids for choice in capture.completions)
     if sampled or body.get("choices") or body.get("content") or body.get("output"):
         return None

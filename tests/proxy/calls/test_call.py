@@ -523,7 +523,7 @@ async def test_a_policy_that_changes_in_mid_call_is_stamped_at_both_ends(started
     bench_holder: list[Any] = []
 
     async def changes(seen: Seen) -> Any:
-        bench_holder[0].proxy.sessions.default.policy_version = "step-2"
+        await bench_holder[0].proxy.set_policy_version("default", "step-2")
         yield whole(200, recorded)
 
     async with FakeEngine(changes) as engine, started(engine.url, policy_version="step-1") as bench:

@@ -11,6 +11,7 @@ import pytest
 from proxy.errors import UpstreamBroke
 from proxy.settings import Timeouts
 from proxy.upstream.connection import Connection
+from proxy.upstream.gate import Gate
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n3\r\nxyz\r\n0\r\n"
@@ -60,6 +61,7 @@ class Wire:
 
 class Pool:
     kept = 0
+    gate = Gate()
 
     def release(self, connection: Connection) -> None:
         self.kept += 1

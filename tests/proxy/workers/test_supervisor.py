@@ -9,7 +9,7 @@ import socket
 import sys
 import zlib
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import pytest
 from capture.journal.journal import JournalReader
 from proxy.http.sockets import bind
 from proxy.sessions.placement import Placement
+from proxy.sessions.policy import Policy
 from proxy.settings import Settings
 from proxy.workers.admin import add_metrics
 from proxy.workers.opened_sessions import OpenedSession, OpenedSessions
@@ -355,6 +356,51 @@ async def test_a_worker_that_is_killed_under_load_comes_back_with_its_sessions(t
         assert call.metadata["policy_version"] == "step-8", "the default's reached the new worker too"
 
 
+async def test_all_workers_pause_and_resume_with_one_policy_also_one_that_died_meanwhile(tmp_path: Path) -> None:
+    async with FakeEngine(replays(PLAIN)) as engine, proxies(engine.url, tmp_path) as proxy, boss() as admin:
+        opened = [await proxy.open(admin, f"rollout-{number}") for number in range(2)]
+        assert {session["base_url"] for session in opened} == {f"http://127.0.0.1:{port}/v1" for port in proxy.ports}
+        assert (await admin.post(f"{proxy.admin}/pause", json={"wait": "x"})).status_code == 400
+        assert (await admin.post(f"{proxy.admin}/pause", headers={"authorization": "x"})).status_code == 401
+        assert (await admin.post(f"{proxy.admin}/pause", json={"wait": 5})).json() == {"in_flight": 0}
+        os.kill(proxy.workers()[1], signal.SIGKILL)
+        async with httpx.AsyncClient(timeout=60) as agent:
+
+            async def call(number: int) -> httpx.Response:
+                key = {"x-api-key": opened[number]["api_key"]}
+                url = f"{opened[number]['base_url']}/chat/completions"
+                while True:
+                    with suppress(httpx.TransportError):  # it reached the process that was being killed
+                        return await agent.post(url, json=CHAT, headers=key)
+
+            waiting = [asyncio.ensure_future(call(number)) for number in range(2)]
+            async with asyncio.timeout(60):
+                while "capture_held_calls 2.0" not in (await admin.get(f"{proxy.admin}/metrics")).text:
+                    await asyncio.sleep(0.02)
+            assert engine.calls == []
+            resumed = await admin.post(f"{proxy.admin}/resume", json={"model": "lora-v8"})
+            assert resumed.json() == {"paused": False}
+            assert [got.status_code for got in await asyncio.gather(*waiting)] == [200, 200]
+            answer = await admin.post(f"{proxy.admin}/policy", json={"version": "9"})
+            assert answer.json() == {"policy_version": "9"}
+            os.kill(proxy.workers()[0], signal.SIGKILL)
+            assert [got.status_code for got in await asyncio.gather(call(0), call(1))] == [200, 200]
+            later = await proxy.open(admin, "later")
+            key = {"x-api-key": later["api_key"]}
+            assert (await agent.post(f"{later['base_url']}/chat/completions", json=CHAT, headers=key)).is_success
+        for session in opened:
+            calls = proxy.calls(session["journal"])
+            made = [(call.metadata["policy_version"], call.metadata["provider_model"]) for call in calls]
+            assert made == [("8", "lora-v8"), ("9", "lora-v8")]
+            answer = await admin.get(f"{proxy.admin}/sessions/{session['session']}/records?from=1")
+            assert answer.content == session["journal"].read_bytes().splitlines(keepends=True)[1]
+            await admin.delete(f"{proxy.admin}/sessions/{session['session']}")
+            answer = await admin.get(f"{proxy.admin}/sessions/{session['session']}/records")
+            assert answer.content == session["journal"].read_bytes()
+        assert proxy.calls(later["journal"])[0].metadata["policy_version"] == "9"
+        assert (await admin.get(f"{proxy.admin}/sessions/nobody/records")).status_code == 404
+
+
 BODY = {**CHAT, "stream": True}
 
 
@@ -479,13 +525,13 @@ def test_of_two_sessions_of_one_name_the_name_means_the_first() -> None:
     sessions.add(OpenedSession(0, "s-2", "key-2", "same", {}))
     first, second = sessions.find("s-1"), sessions.find("s-2")
     assert first is not None and second is not None and sessions.find("same") is first
-    sessions.set_version("s-2", "same", "7")
-    sessions.set_version("s-9", "made-by-address", "8")
+    sessions.set_policy("s-2", "same", Policy("7"))
+    sessions.set_policy("s-9", "made-by-address", Policy("8"))
     assert [session.fields for session in sessions.of_worker(0)] == [{"policy_version": "7"}]
-    assert sessions.versions == {"made-by-address": "8"}
+    assert sessions.policies == {"made-by-address": Policy("8")}
     sessions.remove("s-1", "same")
     sessions.remove("s-9", "made-by-address")
-    assert sessions.find("same") is second and sessions.versions == {} and sessions.of_worker(1) == []
+    assert sessions.find("same") is second and sessions.policies == {} and sessions.of_worker(1) == []
 
 
 def test_the_least_loaded_worker_gets_the_next_session() -> None:
