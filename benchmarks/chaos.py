@@ -196,9 +196,9 @@ async def clock(folder: Path, rounds: int) -> str:
         async with ProxyProcess(engine.url, crowd.out, *options, env=env) as proxy, crowd.at_work(proxy):
             for step in ("+7200\n", "-86400\n", "+0\n"):
                 await asyncio.sleep(0.5)
-                beside = offset.with_suffix(".new")
-                beside.write_text(step)
-                beside.replace(offset)
+                temp_path = offset.with_suffix(".new")
+                temp_path.write_text(step)
+                temp_path.replace(offset)
             await asyncio.sleep(0.5)
         no_traceback(proxy)
         books = reconcile(crowd.reports, engine.ledger, crowd.journals)
@@ -295,14 +295,14 @@ async def descriptors(folder: Path, rounds: int) -> str:
                 resource.prlimit(proxy.process.pid, resource.RLIMIT_NOFILE, (proxy.descriptors() + 20, hard))
                 idle = [await asyncio.open_connection("127.0.0.1", proxy.port) for _ in range(60)]
                 await asyncio.sleep(1)
-                held = proxy.descriptors()
+                before = proxy.descriptors()
                 for _, writer in idle:
                     writer.close()
                 await crowd.until_served(served(engine) + 8)
             await proxy.stop()
         books = reconcile(crowd.reports, engine.ledger, crowd.journals, excused=unfinished)
     agree(books)
-    return f"60 idle connections on {held} descriptors; {books.calls} calls, {books.calls - books.excused} answered"
+    return f"60 idle connections on {before} descriptors; {books.calls} calls, {books.calls - books.excused} answered"
 
 
 def faketime() -> Path:

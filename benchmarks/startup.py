@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.make_jobs import make_job
+from benchmarks.train.make_jobs import make_job
 
 BARE = "python -c pass"
 

@@ -28,7 +28,7 @@ from typing import Any
 import openai
 
 from benchmarks.peers.scripted_vllm import COUNT, PACE, TOOL, Call, Choice, Engine
-from benchmarks.targets import Litellm, Missing, Ours, Packaged, Rllm, Target, free_port
+from benchmarks.proxy.targets import Litellm, Missing, Ours, Packaged, Rllm, Target, free_port
 
 # what each target recorded
 

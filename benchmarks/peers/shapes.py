@@ -28,7 +28,7 @@ from google.genai import types
 
 from benchmarks.peers.__main__ import OpenEnv
 from benchmarks.peers.rows import Sampled, TrainedRow, judge
-from benchmarks.targets import Missing
+from benchmarks.proxy.targets import Missing
 from capture.journal.layout import JOURNAL
 from proxy import ProxyThread, Settings
 from tests.sandbox.scripted_engine import Body, Said, ScriptedEngine, chunks, encode, render, sample, whole
@@ -72,13 +72,13 @@ class Engine(ScriptedEngine):
         if self.refusals:
             self.refusals -= 1
             raise Overloaded("the engine is overloaded")
-        prompt, said = encode(render(body)), [self.say(body) for _ in range(body.get("n") or 1)]
+        prompt, replies = encode(render(body)), [self.say(body) for _ in range(body.get("n") or 1)]
         made = [
-            Sampled(prompt, ids, [-(token % 64) / 64 for token in ids]) for ids, _ in (sample(body, s) for s in said)
+            Sampled(prompt, ids, [-(token % 64) / 64 for token in ids]) for ids, _ in (sample(body, s) for s in replies)
         ]
         self.sampled += made
         if not body.get("stream"):
-            answers = [next(whole(body, prompt, each)) for each in said]
+            answers = [next(whole(body, prompt, each)) for each in replies]
             choices = [{**answer["choices"][0], "index": at} for at, answer in enumerate(answers)]
             time.sleep(PACE * len(made[0].ids))
             counted = sum(len(each.ids) for each in made)
@@ -87,7 +87,7 @@ class Engine(ScriptedEngine):
             return
         ended = False
         try:
-            for parts in zip(*(chunks(body, prompt, each) for each in said), strict=False):
+            for parts in zip(*(chunks(body, prompt, each) for each in replies), strict=False):
                 for at, part in enumerate(parts):
                     yield {**part, "choices": [{**choice, "index": at} for choice in part["choices"]]}
                 time.sleep(PACE)
@@ -355,21 +355,23 @@ def responses(door: Door, engine: Engine) -> tuple[list[int], str]:
 
 def messages(door: Door, engine: Engine) -> tuple[list[int], str]:
     tool = {"name": "run", "description": "Runs a command.", "input_schema": SCHEMA}
-    said: list[Any] = [{"role": "user", "content": "What is in notes.txt?"}]
+    conversation: list[Any] = [{"role": "user", "content": "What is in notes.txt?"}]
     caller = anthropic.Anthropic(base_url=door.root, api_key=door.key, max_retries=0, timeout=60)
     for _ in range(3):
         with caller.messages.stream(
-            model="my-policy", max_tokens=500, messages=said, tools=cast(Any, [tool]), system="You are careful."
+            model="my-policy", max_tokens=500, messages=conversation, tools=cast(Any, [tool]), system="You are careful."
         ) as stream:
             answer = stream.get_final_message()
-        said.append({"role": "assistant", "content": [part.model_dump(exclude_none=True) for part in answer.content]})
+        conversation.append(
+            {"role": "assistant", "content": [part.model_dump(exclude_none=True) for part in answer.content]}
+        )
         results = [
             {"type": "tool_result", "tool_use_id": part.id, "content": "3 lines"}
             for part in answer.content
             if part.type == "tool_use"
         ]
         if results:
-            said.append({"role": "user", "content": results})
+            conversation.append({"role": "user", "content": results})
     return [0, 1, 2], "".join(part.text for part in answer.content if part.type == "text")
 
 

@@ -1,4 +1,6 @@
-"""What token-in adds to the time to first token, on a real engine: python -m benchmarks.token_in BASE_URL [--key KEY].
+"""What token-in adds to the time to first token, on a real engine.
+
+    python -m benchmarks.proxy.token_in BASE_URL [--key KEY]
 
 For each size a conversation of two turns. The second call is made plainly and with token-in, in turns, through a proxy
 each, with another last message each time. The engine's prefix cache holds the first turn for both, so little is new to
@@ -55,9 +57,9 @@ async def measure(arguments: argparse.Namespace, size: int) -> dict[str, Any]:
         off = serve(Settings(out=Path(folder) / "off", **common))
         on = serve(Settings(out=Path(folder) / "on", token_in="auto", **common))
         async with (
-            off as one,
+            off as plain_proxy,
             on as other,
-            httpx.AsyncClient(base_url=one.base_url, timeout=600) as plain,
+            httpx.AsyncClient(base_url=plain_proxy.base_url, timeout=600) as plain,
             httpx.AsyncClient(base_url=other.base_url, timeout=600) as bridging,
         ):
             for round_number in range(arguments.rounds + 1):

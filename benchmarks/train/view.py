@@ -1,6 +1,6 @@
 """How fast `bench view` is: the first view of a job of many rollouts; first paint and scrolling of a long sequence.
 
-    python benchmarks/view.py [--rollouts 1000] [--tokens 100000] [--rounds 3] [--work FOLDER]
+    python -m benchmarks.train.view [--rollouts 1000] [--tokens 100000] [--rounds 3] [--work FOLDER]
 
 Needs Chromium. Real server, real browser; the job and the sequence are synthetic (`make_jobs.py`), so that they can be
 large. Scrolling is measured by the frames that the browser presents while the pane moves a screen or more per frame.
@@ -18,10 +18,10 @@ from urllib.parse import urlencode
 
 from playwright.sync_api import Browser, sync_playwright
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.make_jobs import make_job  # noqa: E402
+from benchmarks.train.make_jobs import make_job  # noqa: E402
 from tests.train.view.browser import ARGUMENTS, chromium, served  # noqa: E402
 from tests.train.view.view_job import long_journal  # noqa: E402
 
@@ -100,10 +100,11 @@ def main() -> None:
             result = long_sequence(browser, journal)
             print(f"{asked.tokens} tokens: first paint {result['first_paint']:.2f} s")
             for name in ("reading", "dragging"):
-                one = result[name]
+                figures = result[name]
                 print(
-                    f"  {name}: a frame each {one['median']:.1f} ms (95%: {one['p95']:.1f}, worst {one['worst']:.1f}), "
-                    f"{one['empty']} of 120 frames without text, {one['elements']} elements in the page"
+                    f"  {name}: a frame each {figures['median']:.1f} ms (95%: {figures['p95']:.1f}, "
+                    f"worst {figures['worst']:.1f}), "
+                    f"{figures['empty']} of 120 frames without text, {figures['elements']} elements in the page"
                 )
         browser.close()
 

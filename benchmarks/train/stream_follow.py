@@ -1,6 +1,6 @@
 """What it costs to follow a job of 100,000 rollouts: finding them, and each look at a job where little happens.
 
-    python benchmarks/stream_follow.py [--rollouts 100000] [--polls 50]
+    python -m benchmarks.train.stream_follow [--rollouts 100000] [--polls 50]
 
 Beside our own figures stand those of the obvious way, a recursive search for `result.json` at each poll.
 """

@@ -1,9 +1,9 @@
 """What a dialect costs beside chat completions: the same proxy, engine and answers, in the same rounds.
 
-    python -m benchmarks.dialects [--rounds 5] [--chunks 300] [--body-kb 1,40] [--out FILE.json]
+    python -m benchmarks.proxy.dialects [--rounds 5] [--chunks 300] [--body-kb 1,40] [--out FILE.json]
         [--require 'small: responses/chat cpu_us_chunk<=1.5'] ...
 
-One proxy with capture on runs in front of a fast double with vLLM's chunk shapes (benchmarks/fake_vllm.py). In each
+One proxy with capture on runs in front of a fast double with vLLM's chunk shapes (fake_vllm.py). In each
 round every dialect gets each case in turn, so that other load on the machine falls on all of them. Processor time is
 the proxy's own, read from its process's clock before and after; what it still writes after the replies belongs to them.
 
@@ -25,10 +25,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import Figures, Runs, cell, holds
-from benchmarks.load import Load
-from benchmarks.proxy import Case, pace, per, text
-from benchmarks.targets import TARGETS, Target
+from benchmarks.proxy.compare import Case, pace, per, text
+from benchmarks.proxy.figures import Figures, Runs, cell, holds
+from benchmarks.proxy.load import Load
+from benchmarks.proxy.targets import TARGETS, Target
 
 PATHS = {"chat": "/v1/chat/completions", "messages": "/v1/messages", "responses": "/v1/responses"}
 SYSTEM = "You are a careful engineer."
@@ -44,7 +44,7 @@ def main() -> None:
     cases = [(f"{size:g}kb", size, 0) for size in options.body_kb] + [("tools", 1.0, 13)]
     runs: Runs = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="capture-bench-") as folder:
-        engine = subprocess.Popen([sys.executable, "-m", "benchmarks.fake_vllm"], stdout=subprocess.PIPE)
+        engine = subprocess.Popen([sys.executable, "-m", "benchmarks.proxy.fake_vllm"], stdout=subprocess.PIPE)
         assert engine.stdout is not None
         target: Target | None = None
         try:
@@ -67,8 +67,8 @@ def main() -> None:
     if options.out:
         rounds = [{"case": case, "dialect": dialect, "rounds": rows} for (case, dialect), rows in runs.items()]
         options.out.write_text(json.dumps(rounds, indent=1))
-    kept = [holds(one, runs) for one in options.require]
-    sys.exit(0 if all(kept) else 1)
+    results = [holds(requirement, runs) for requirement in options.require]
+    sys.exit(0 if all(results) else 1)
 
 
 def measured(target: Target, dialect: str, size: float, tools: int, chunks: int) -> Figures:
@@ -152,10 +152,10 @@ def table(cases: list[str], dialects: list[str], runs: Runs) -> str:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dialects", type=lambda given: given.split(","), default=list(PATHS))
+    parser.add_argument("--dialects", type=lambda text: text.split(","), default=list(PATHS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--chunks", type=int, default=300, help="tokens of a long answer")
-    parser.add_argument("--body-kb", type=lambda given: [float(part) for part in given.split(",")], default=[1.0, 40.0])
+    parser.add_argument("--body-kb", type=lambda text: [float(part) for part in text.split(",")], default=[1.0, 40.0])
     parser.add_argument("--out", type=Path, help="every round's figures, as JSON")
     parser.add_argument("--require", action="append", default=[], metavar="'[CASE:] A/B FIGURE<=NUMBER'")
     return parser.parse_args()

@@ -17,26 +17,26 @@ def add_first_token(runs: Runs) -> None:
     """`ttft_ms` and `ttft_p99_ms`: what a target adds to the median round of `direct`."""
     for (case, _), rounds in runs.items():
         for number, name in enumerate(("ttft_ms", "ttft_p99_ms")):
-            straight = [one["first_ms"][number] for one in runs.get((case, "direct"), ())]
-            for one in rounds:
+            straight = [row["first_ms"][number] for row in runs.get((case, "direct"), ())]
+            for row in rounds:
                 if straight:
-                    one[name] = one["first_ms"][number] - statistics.median(straight)
+                    row[name] = row["first_ms"][number] - statistics.median(straight)
 
 
 def median(rounds: list[Figures], figure: str) -> float | None:
-    values = [one[figure] for one in rounds if one.get(figure) is not None and one[figure] == one[figure]]
+    values = [row[figure] for row in rounds if row.get(figure) is not None and row[figure] == row[figure]]
     return statistics.median(values) if values else None
 
 
 def cell(rounds: list[Figures], figure: str) -> str:
-    values = sorted(one[figure] for one in rounds if one.get(figure) is not None and one[figure] == one[figure])
+    values = sorted(row[figure] for row in rounds if row.get(figure) is not None and row[figure] == row[figure])
     if not values:
         return "-"
     middle = statistics.median(values)
     shown = f"{middle:,.2f}" if abs(middle) < 10 else f"{middle:,.0f}"
     if len(values) > 1:
-        ends = [f"{one:,.2f}" if abs(middle) < 10 else f"{one:,.0f}" for one in (values[0], values[-1])]
-        shown += f" ({ends[0]}-{ends[1]})"
+        extremes = [f"{value:,.2f}" if abs(middle) < 10 else f"{value:,.0f}" for value in (values[0], values[-1])]
+        shown += f" ({extremes[0]}-{extremes[1]})"
     return shown
 
 
@@ -69,22 +69,22 @@ def holds(text: str, runs: Runs) -> bool:
     found = _REQUIRE.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"--require {text!r}: it looks like 'paced64: ours/rllm cpu_us_chunk<=0.33'")
-    only, one, other, figure, sign, bound = found.groups()
+    only, target, other, figure, sign, bound = found.groups()
     good, seen = True, False
     for case in sorted({case for case, _ in runs}):
-        value = median(runs.get((case, one), []), figure)
+        value = median(runs.get((case, target), []), figure)
         if (only and case != only) or value is None:
             continue
         if other:
-            beside = median(runs.get((case, other), []), figure)
-            if beside is None:
+            reference = median(runs.get((case, other), []), figure)
+            if reference is None:
                 continue
-            value = value / beside
+            value = value / reference
         seen = True
-        kept = value <= float(bound) if sign == "<=" else value >= float(bound)
-        good &= kept
-        whose = f"{one}/{other}" if other else one
-        print(f"{'holds' if kept else 'FAILS'}: {case}: {whose} {figure} {value:.3g} {sign} {bound}")
+        satisfied = value <= float(bound) if sign == "<=" else value >= float(bound)
+        good &= satisfied
+        whose = f"{target}/{other}" if other else target
+        print(f"{'holds' if satisfied else 'FAILS'}: {case}: {whose} {figure} {value:.3g} {sign} {bound}")
     if not seen:
         print(f"FAILS: {text}: nothing was measured that it is about")
     return good and seen

@@ -6,7 +6,7 @@
 A case is one kind of load (`--cases list` shows them); with `--streams`, `--chunks` and so on a case of your own is
 measured instead. In each round every target gets each case in turn, so that other load on the machine falls on all
 of them. The engine is a fast double with vLLM's chunk shapes and the load client is a few microseconds a read
-(benchmarks/fake_vllm.py, load.py); both share the cores with the target. Processor time is that of the target's process
+(fake_vllm.py, load.py); both share the cores with the target. Processor time is that of the target's process
 tree, read from its own clocks before and after; what it still writes after the reply belongs to the call.
 
     cpu_us_request  processor time of a call of two chunks with this case's body and prompt (unstreamed: of the call)
@@ -39,9 +39,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import Figures, Runs, add_first_token, holds, table
-from benchmarks.load import Load, Result
-from benchmarks.targets import TARGETS, Missing, Target
+from benchmarks.proxy.figures import Figures, Runs, add_first_token, holds, table
+from benchmarks.proxy.load import Load, Result
+from benchmarks.proxy.targets import TARGETS, Missing, Target
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class Case:
 
 
 CASES = {
-    one.name: one
-    for one in (
+    case.name: case
+    for case in (
         Case("alone", streams=1, chunks=2, interval_ms=0, requests=150, limit=3),
         Case("small", streams=16, chunks=2, interval_ms=0, requests=600, limit=4),
         Case("large", streams=16, chunks=2, interval_ms=0, body_kb=100, prompt_ids=20_000, requests=200, limit=5),
@@ -83,7 +83,7 @@ def main() -> None:
     options = arguments()
     cases = chosen(options)
     folder = Path(tempfile.mkdtemp(prefix="capture-bench-"))
-    engine = subprocess.Popen([sys.executable, "-m", "benchmarks.fake_vllm"], stdout=subprocess.PIPE)
+    engine = subprocess.Popen([sys.executable, "-m", "benchmarks.proxy.fake_vllm"], stdout=subprocess.PIPE)
     assert engine.stdout is not None
     targets: list[Target] = []
     runs: Runs = defaultdict(list)
@@ -282,9 +282,9 @@ def chosen(options: argparse.Namespace) -> list[Case]:
             print(case)
         sys.exit(0)
     names = ("streams", "chunks", "interval_ms", "body_kb", "prompt_ids", "stream", "dialect", "requests", "limit")
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    if given:
-        return [replace(Case("given", requests=max(64, 2 * given.get("streams", 0))), **given)]
+    chosen = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if chosen:
+        return [replace(Case("given", requests=max(64, 2 * chosen.get("streams", 0))), **chosen)]
     unknown = [name for name in options.cases.split(",") if name not in CASES]
     if unknown:
         fail(f"there is no case {unknown[0]!r}; there are {', '.join(CASES)}")

@@ -78,7 +78,7 @@ def naive_ids(job: Path, out: Path) -> int:
             found = naive_sequence(calls)
             if found is not None:
                 prompt, completion, mask, _ = found
-                sampled = [one if bit else -100 for one, bit in zip(completion, mask, strict=True)]
+                sampled = [token if bit else -100 for token, bit in zip(completion, mask, strict=True)]
                 row = {"input_ids": prompt + completion, "labels": [-100] * len(prompt) + sampled}
                 file.write(json.dumps(row | {"reward": result["rewards"]["reward"]}) + "\n")
                 rows += 1
@@ -172,12 +172,12 @@ WORK: dict[str, tuple[Callable[[Path, Path], int], Callable[[Path, Path], int]]]
 def measure(name: str, side: int, job: Path) -> Row:
     """One side of one piece of work in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.train", "--one", name, str(side), "--folder", str(job)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
     result: Row = json.loads(done.stdout.splitlines()[-1])
     return result
 
 
-def one(name: str, side: int, job: Path) -> None:
+def measure_job(name: str, side: int, job: Path) -> None:
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
         out = Path(folder) / "rows.jsonl"
         began, busy = time.perf_counter(), time.process_time()
@@ -200,7 +200,7 @@ def main() -> None:
     name = f"capture-bench-{asked.rollouts}x{asked.calls}x{asked.prompt_ids}"
     job = asked.folder or Path(tempfile.gettempdir()) / name
     if asked.one:
-        one(asked.one[0], int(asked.one[1]), job)
+        measure_job(asked.one[0], int(asked.one[1]), job)
         return
     numbers = [str(asked.rollouts), "--calls", str(asked.calls), "--prompt-ids", str(asked.prompt_ids)]
     here = Path(__file__).parent

@@ -1,8 +1,8 @@
 """`bench proxy` with Uvicorn as its HTTP server: the same routes, calls and journal behind ASGI.
 
-    python -m benchmarks.uvicorn_listener OPTIONS-OF-BENCH-PROXY
+    python -m benchmarks.proxy.uvicorn_listener OPTIONS-OF-BENCH-PROXY
 
-It is the target `ours-on-uvicorn` of benchmarks/proxy.py, which shows what the server in `proxy/http` buys. Uvicorn has
+It is the target `ours-on-uvicorn` of compare.py, which shows what the server in `proxy/http` buys. Uvicorn has
 its fastest setting: httptools, uvloop, no access log, no date. A call writes with `send` directly, without a queue.
 """
 

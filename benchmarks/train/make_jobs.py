@@ -1,6 +1,6 @@
 """A job of synthetic rollouts, laid out as the runner lays them: long agent conversations with their token ids.
 
-    python benchmarks/make_jobs.py FOLDER [--rollouts 1000] [--calls 20] [--prompt-ids 20000]
+    python -m benchmarks.train.make_jobs FOLDER [--rollouts 1000] [--calls 20] [--prompt-ids 20000]
 
 Each call's prompt begins with the prompt and sampled ids of the one before, as a captured agent's does, and its
 messages grow with it at about four characters per token. `--prompt-ids` is the mean over a rollout's calls.
@@ -34,13 +34,13 @@ def make_job(folder: Path, rollouts: int, calls: int, prompt_ids: int, seed: int
         journal = folder / name / "trajectory/llm_trajectory.jsonl"
         journal.parent.mkdir(parents=True)
         at = dice.randrange(len(pool) - first - calls * step)
-        held, text_at = pool[at : at + first], dice.randrange(len(words) // 2)
+        ids, text_at = pool[at : at + first], dice.randrange(len(words) // 2)
         messages = [{"role": "user", "content": words[text_at : text_at + first * CHARACTERS]}]
         with journal.open("wb") as file:
             at += first
             for call in range(calls):
                 sampled = pool[at : at + SAMPLED]
-                file.write(line(call, held, sampled, messages, dice))
+                file.write(line(call, ids, sampled, messages, dice))
                 tail = pool[at + SAMPLED : at + step]
                 text_at += 1000
                 messages = [
@@ -48,7 +48,7 @@ def make_job(folder: Path, rollouts: int, calls: int, prompt_ids: int, seed: int
                     {"role": "assistant", "content": words[text_at : text_at + SAMPLED * CHARACTERS]},
                     {"role": "user", "content": words[text_at + 500 : text_at + 500 + len(tail) * CHARACTERS]},
                 ]
-                held = held + sampled + tail
+                ids = ids + sampled + tail
                 at += step
         result = {
             "task_name": f"task-{number // 4:05d}", "rollout_name": name, "rewards": {"reward": float(number % 3 == 0)},

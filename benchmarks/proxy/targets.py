@@ -190,7 +190,7 @@ class Ours(Target):
         ]  # fmt: skip
 
     def environment(self) -> dict[str, str]:
-        return {"PYTHONPATH": str(Path(__file__).parents[1])}
+        return {"PYTHONPATH": str(Path(__file__).parents[2])}
 
     def journals(self) -> list[Path]:
         return sorted((self.folder / "captures").rglob("llm_trajectory.jsonl"))
@@ -219,7 +219,7 @@ class OursOnUvicorn(Ours):
     """The same with Uvicorn as its HTTP server."""
 
     name = "ours-on-uvicorn"
-    module = "benchmarks.uvicorn_listener"
+    module = "benchmarks.proxy.uvicorn_listener"
 
 
 class OursTwo(Ours):
@@ -319,7 +319,7 @@ litellm_settings:
 
 
 TARGETS: dict[str, type[Target]] = {
-    one.name: one for one in (Target, Nginx, Ours, OursOnUvicorn, OursTwo, Rllm, Litellm)
+    target.name: target for target in (Target, Nginx, Ours, OursOnUvicorn, OursTwo, Rllm, Litellm)
 }
 
 

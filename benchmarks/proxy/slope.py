@@ -1,10 +1,10 @@
 """Whether the cost of a call grows with sessions, calls of its session, bytes in its journal, or ids.
 
-    python -m benchmarks.proxy_slope [--repeat 5] [--require 1.3]
+    python -m benchmarks.proxy.slope [--repeat 5] [--require 1.3]
 
 Measures processor time per call on one proxy, with 1 to 1,000 sessions open and in use, at the first and the thousandth
 call of a session, and behind a journal of 100 MB; then a call's cost against its prompt's ids. The load is that of the
-case `small` (benchmarks/proxy.py); each figure is the least of `--repeat` in turn, which other work on the machine
+case `small` (compare.py); each figure is the least of `--repeat` in turn, which other work on the machine
 changes least. With `--require N` the exit code is 1 where the last row of a table costs more than N times its first.
 """
 
@@ -21,9 +21,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load import Load
-from benchmarks.proxy import CASES, pace, request
-from benchmarks.targets import Ours, free_port
+from benchmarks.proxy.compare import CASES, pace, request
+from benchmarks.proxy.load import Load
+from benchmarks.proxy.targets import Ours, free_port
 
 SMALL = replace(CASES["small"], requests=400, limit=60)
 
@@ -52,7 +52,7 @@ class WithAdmin(Ours):
         self.settle()
         load.close()
         if result.failed or result.whole != count:
-            sys.exit(f"benchmarks.proxy_slope: {result.failed} of {count} calls failed: {result.failure}")
+            sys.exit(f"benchmarks.proxy.slope: {result.failed} of {count} calls failed: {result.failure}")
         return (self.cpu() - before) / count * 1e6
 
 
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--require", type=float, help="the most that a last row may cost, in first rows")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="capture-slope-"))
-    engine = subprocess.Popen([sys.executable, "-m", "benchmarks.fake_vllm"], stdout=subprocess.PIPE)
+    engine = subprocess.Popen([sys.executable, "-m", "benchmarks.proxy.fake_vllm"], stdout=subprocess.PIPE)
     assert engine.stdout is not None
     target = WithAdmin(int(engine.stdout.readline()), folder)
     try:

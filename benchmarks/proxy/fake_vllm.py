@@ -1,6 +1,6 @@
 """A fast double of vLLM's HTTP side, for the benchmark: the chunks of vLLM 0.32, sent at a set pace, cheaply.
 
-    python -m benchmarks.fake_vllm [--port 0]
+    python -m benchmarks.proxy.fake_vllm [--port 0]
 
 It answers as vLLM does to what it was asked: prompt ids and `token_ids` where `return_token_ids` is set, logprobs where
 `logprobs` is, the count where `include_usage` is, a whole body where `stream` is not. How many tokens it samples is the
