@@ -14,17 +14,20 @@ import logging
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import groupby
 from typing import Any, Final, Protocol
 
 from train.errors import BadInput
 from train.online.client import RolloutService
-from train.online.rows import main_row, rows_of
+from train.online.groups import FinishedGroup, GroupRequest, read_group
+from train.online.rows import main_row
 from train.online.task_choice import TaskChoice
-from train.stream.records import RolloutRecord
 
 log = logging.getLogger(__name__)
 
+#: What a `rollout_func` gives back: TRL's own names, and two that go to the reward functions.
+FIELDS: Final = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "rollout_reward", "rollout_path")
 #: The trainer's settings that a demanded sampling is made of, where they are set.
 SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -45,13 +48,14 @@ class ServiceRollouts:
     """A `rollout_func`. Sequences of rollouts that had no place in a row are counted in `left_out`.
 
     With `transfer`, the main process sends the weights whenever the trainer's step has moved, and the service learns
-    the step as the policy's version; without it, someone else updates the engine. `group` holds further fields of
-    `RolloutService.group`, such as `deadline` or `max_calls`. The sampling that the trainer's configuration asks for is
-    demanded of the service and wins over what an agent sends.
+    the step as the policy's version; without it, someone else updates the engine. `deadline` is in seconds, of a whole
+    group. The sampling that the trainer's configuration asks for wins over what an agent sends.
     """
 
-    def __init__(self, service: RolloutService, *, transfer: Transfer | None = None, **group: Any) -> None:
-        self._service, self._transfer, self._group = service, transfer, group
+    def __init__(
+        self, service: RolloutService, *, transfer: Transfer | None = None, deadline: float | None = None
+    ) -> None:
+        self._service, self._transfer, self._deadline = service, transfer, deadline
         self._run = uuid.uuid4().hex[:12]
         self._calls = 0
         self._sent_step: int | None = None
@@ -62,9 +66,9 @@ class ServiceRollouts:
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
         """One row per prompt, in order: prompt and completion ids, `env_mask` (1: sampled), logprobs, and the reward.
 
-        A rollout of which nothing can be trained has a row of one masked token and no reward, which TRL leaves out of
-        its group's baseline. Raises `ServiceUnavailable`, `ServiceRefused`, and `BadInput` for a prompt that is no
-        task's.
+        A rollout of which nothing can be trained, as of a group that is withheld, has a row of one masked token and no
+        reward, which TRL leaves out of the baseline. Raises `ServiceUnavailable`, `ServiceRefused`, and `BadInput` for
+        a prompt that is no task's.
         """
         self._calls += 1
         if self._tasks is None:
@@ -72,63 +76,41 @@ class ServiceRollouts:
         self._warn_about_the_loss(trainer)
         self._send_weights(trainer)
         tasks = [self._tasks.named(prompt) for prompt in prompts]
-        groups = [(task, len(list(members))) for task, members in groupby(tasks)]
-        with ThreadPoolExecutor(max_workers=max(1, len(groups))) as pool:
-            numbered = [(number, task, size) for number, (task, size) in enumerate(groups)]
-            members = [
-                record for found in pool.map(lambda group: self._members(trainer, *group), numbered) for record in found
-            ]
-        rows = [self._row(record, trainer) for record in members]
-        names = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "rollout_reward", "rollout_path")
-        return {name: [row[name] for row in rows] for name in names}
+        requests = [self._request(trainer, n, *group) for n, group in enumerate(_runs(tasks))]
+        with ThreadPoolExecutor(max_workers=max(1, len(requests))) as pool:
+            groups = list(pool.map(partial(read_group, self._service), requests))
+        rows = [self._row(group, place, trainer) for group in groups for place in range(len(group.records))]
+        return {name: [row[name] for row in rows] for name in FIELDS}
 
-    def _members(self, trainer: Any, number: int, task: str, size: int) -> list[RolloutRecord | None]:
-        """The records of a group, one per place; None where a rollout has no record."""
-        training = bool(trainer.model.training)
-        group = self._service.group(
-            **{
-                "sampling": demanded_sampling(trainer.args),
-                "policy_version": str(trainer.state.global_step),
-                **self._group,
-                "key": f"{self._run}-{self._calls}-{trainer.accelerator.process_index}-{number}",
-                "task": task,
-                "size": size,
-                "purpose": "train" if training else "eval",
-            }
+    def _request(self, trainer: Any, number: int, task: str, size: int) -> GroupRequest:
+        return GroupRequest(
+            key=f"{self._run}-{self._calls}-{trainer.accelerator.process_index}-{number}",
+            size=size,
+            task=task,
+            sampling=demanded_sampling(trainer.args),
+            policy_version=str(trainer.state.global_step),
+            deadline=self._deadline,
+            purpose="train" if trainer.model.training else "eval",
         )
-        with group:
-            records = list(group)
-        if len(records) < size:
-            detail = group.verdict["detail"] if group.verdict is not None else "no verdict"
-            log.warning("%d of %d rollouts of %s: %s", len(records), size, task, detail)
-        return [*records, *[None] * (size - len(records))][:size]
 
-    def _row(self, record: RolloutRecord | None, trainer: Any) -> dict[str, Any]:
-        rows = [] if record is None else rows_of(record)
+    def _row(self, group: FinishedGroup, place: int, trainer: Any) -> dict[str, Any]:
+        record, rows = group.records[place], group.rows(place)
         main = main_row(rows)
-        if record is None or main is None:
+        path = None if record is None else record["rollout_path"]
+        if main is None:
+            log.warning("group %s: nothing is trained of rollout %d: %s", group.key, place, group.why(place))
             end = trainer.processing_class.eos_token_id
-            # TRL needs a token; this one is masked, and without a reward it is in no baseline.
-            return {
-                "prompt_ids": [end], "completion_ids": [end], "logprobs": [0.0], "env_mask": [0],
-                "rollout_reward": None, "rollout_path": None if record is None else record["rollout_path"],
-            }  # fmt: skip
+            return dict(zip(FIELDS, ([end], [end], [0.0], [0], None, path), strict=True))
         if len(rows) > 1:
             self.left_out += len(rows) - 1
-            self._warn(
+            self._warn_once(
                 "several sequences",
-                f"{record['rollout']} has {len(rows)} sequences (several agents, or a history that the agent rewrote) "
-                "and GRPOTrainer takes one per prompt: the one with the most sampled tokens is trained; the AsyncGRPO "
+                f"{path} has {len(rows)} sequences (several agents, or a history that the agent rewrote) and "
+                "GRPOTrainer takes one per prompt: the one with the most sampled tokens is trained; the AsyncGRPO "
                 "adapter trains all",
             )
-        return {
-            "prompt_ids": main.prompt_ids,
-            "completion_ids": main.completion_ids,
-            "logprobs": main.logprobs,
-            "env_mask": main.completion_mask,
-            "rollout_reward": record["reward"],
-            "rollout_path": record["rollout_path"],
-        }
+        values = (main.prompt_ids, main.completion_ids, main.logprobs, main.completion_mask, group.reward(place), path)
+        return dict(zip(FIELDS, values, strict=True))
 
     def _send_weights(self, trainer: Any) -> None:
         step = trainer.state.global_step
@@ -146,14 +128,14 @@ class ServiceRollouts:
 
     def _warn_about_the_loss(self, trainer: Any) -> None:
         if not (trainer.use_vllm and trainer.vllm_importance_sampling_correction):
-            self._warn(
+            self._warn_once(
                 "loss",
                 "GRPOTrainer uses the engine's logprobs in its loss only with use_vllm=True and "
                 "vllm_importance_sampling_correction: here it computes its own, and what was sampled under older "
                 "weights or in another precision is not corrected for; AsyncGRPOTrainer uses the engine's",
             )
 
-    def _warn(self, kind: str, text: str) -> None:
+    def _warn_once(self, kind: str, text: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
             log.warning("%s", text)
@@ -178,3 +160,9 @@ def whole_weights(trainer: Any) -> Iterator[tuple[str, Any]]:
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
         raise BadInput("weights that are sharded by DeepSpeed or FSDP cannot be sent: update the engine yourself")
     return ((name, parameter.data) for name, parameter in model.named_parameters())
+
+
+def _runs(tasks: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Each task with how many times it stands next to itself."""
+    for task, members in groupby(tasks):
+        yield task, sum(1 for _ in members)

@@ -29,8 +29,6 @@ from train.tokens.sampling import sentence
 log = logging.getLogger(__name__)
 
 NEEDED_FOR = "OpenEnv sessions need openenv 0.10"
-#: Rounding of an engine's log-softmax; anything further above 0 is no logarithm of a probability.
-ROUNDING = 1e-3
 #: How long `close` waits for a service that does not answer.
 CANCEL_SECONDS = 5.0
 
@@ -211,18 +209,15 @@ def _turn(record: RolloutRecord, row: Row, span: CallSpan, call: Mapping[str, An
     end = span.offset + span.length
     prompt = [*row.prompt_ids, *row.completion_ids[: span.offset]]
     sampled, logprobs = row.completion_ids[span.offset : end], row.logprobs[span.offset : end]
-    trained = 1
-    if logprobs and max(logprobs) > ROUNDING:
-        trained = 0
-        _warn_once("an engine's logprobs are above 0, so they are no logprobs: such calls are context, and not trained")
     choices = choices_of(record, span.call)
     position = _choice(call, sampled)
     return {
         "node_id": f"{record['rollout']}:{row.thread}:{span.call}",
         "prompt_token_ids": prompt,
         "completion_token_ids": sampled,
+        # An engine's rounding may be above 0, which OpenEnv refuses; a call with more than that is not complete.
         "per_token_logps": [min(float(value), 0.0) for value in logprobs],
-        "loss_mask": [0] * len(prompt) + [trained] * len(sampled),
+        "loss_mask": [0] * len(prompt) + [1] * len(sampled),
         "request": {"messages": messages_of(record, span.call), "tools": tools_of(record, span.call) or None},
         "response": {"choices": choices[position : position + 1]},
         "metadata": {
