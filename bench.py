@@ -45,6 +45,11 @@ def commands() -> typer.Typer:
             "Proxy agents' calls to their engine, and record every token that was sampled.",
         ),
         ("run", "sandbox.cli:run_command", "Run agents on tasks in Docker sandboxes, and score them."),
+        (
+            "serve",
+            "sandbox.service.cli:serve_command",
+            "Offer rollouts over HTTP to a trainer: groups of one task, scored, with exact tokens and advantages.",
+        ),
         ("doctor", "sandbox.doctor:doctor_command", "Check this machine: Docker, disk, network, engine, agents."),
         (
             "demo",

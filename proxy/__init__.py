@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from proxy.errors import ProxyError, SessionError, SettingsError
     from proxy.sampling import read_sampling
     from proxy.server import OpenSession, Proxy, ProxyThread, serve
-    from proxy.settings import SessionOptions, Settings, option_help
+    from proxy.settings import SessionOptions, Settings, is_loopback, option_help
 
 #: Loaded when asked for: `bench --help` and `bench train` need no proxy.
 _DEFINED_IN = {
@@ -16,12 +16,12 @@ _DEFINED_IN = {
     "proxy.errors": ("ProxyError", "SessionError", "SettingsError"),
     "proxy.sampling": ("read_sampling",),
     "proxy.server": ("OpenSession", "Proxy", "ProxyThread", "serve"),
-    "proxy.settings": ("SessionOptions", "Settings", "option_help"),
+    "proxy.settings": ("SessionOptions", "Settings", "is_loopback", "option_help"),
 }
 
 __all__ = [
     "TOKEN_LOGPROBS", "TOP_LOGPROBS", "OpenSession", "Proxy", "ProxyError", "ProxyThread", "SessionError",
-    "SessionOptions", "Settings", "SettingsError", "option_help", "read_capture", "read_sampling",
+    "SessionOptions", "Settings", "SettingsError", "is_loopback", "option_help", "read_capture", "read_sampling",
     "read_top_logprobs", "serve",
 ]  # fmt: skip
 

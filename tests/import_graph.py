@@ -23,6 +23,7 @@ FLOORS = {
     ),
     "sandbox": (
         "errors", "embedded_engine", "tasks", "containers", "scoring", "agents", "doctor", "rollouts", "demo", "cli",
+        "service",
     ),
     "train": (
         "errors", "extras", "rollouts", "tokens", "groups", "rows", "stream", "api", "online", "prime_rl", "view",

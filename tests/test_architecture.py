@@ -8,7 +8,7 @@ import pytest
 
 from tests.import_graph import FLOORS, PACKAGES, ROOT, circles, files, folder_circles, folders, graph, imports, upward
 
-MAY_IMPORT = {"capture": set(), "proxy": {"capture"}, "sandbox": {"capture", "proxy"}, "train": {"capture"}}
+MAY_IMPORT = {"capture": set(), "proxy": {"capture"}, "sandbox": {"capture", "proxy", "train"}, "train": {"capture"}}
 IMPURE = {
     "aiohttp", "anyio", "asyncio", "docker", "http", "httptools", "httpx", "multiprocessing", "requests", "rich",
     "socket", "starlette", "subprocess", "threading", "typer", "urllib3", "uvicorn",
@@ -55,6 +55,16 @@ def test_no_files_and_no_folders_import_one_another(package: str) -> None:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_folder_is_seen_at_a_glance(package: str) -> None:
     assert {folder: len(names) for folder, names in folders(package).items() if len(names) > MOST_ENTRIES} == {}
+
+
+def test_only_the_rollout_service_of_the_sandbox_needs_what_trainers_read() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in files("sandbox")
+        for name, line in imports(path)
+        if name.split(".")[0] == "train" and "service" not in path.parts
+    ]
+    assert not wrong
 
 
 def test_the_sandbox_enters_the_proxy_by_its_public_door_only() -> None:

@@ -106,6 +106,11 @@ class JobDir:
         return self.path / EVALUATION
 
     @property
+    def groups(self) -> Path:
+        """What `bench serve` accepted and how it ended, one line each."""
+        return self.path / "groups.jsonl"
+
+    @property
     def summary(self) -> Path:
         """Written at the end."""
         return self.path / SUMMARY

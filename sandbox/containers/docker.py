@@ -98,6 +98,8 @@ class Container:
     limits: Limits
     image: str
     isolates: bool = True
+    #: Whose container this is.
+    rollout: str = ""
     #: Set by the disk watch before it ends the container.
     disk_full: bool = False
     on_removed: Callable[[Container], None] = lambda _: None

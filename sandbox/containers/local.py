@@ -40,6 +40,8 @@ class LocalSandbox:
         self.root = Path(tempfile.mkdtemp(prefix="b", dir="/tmp"))
         self.workdir = "/app"
         self._running: list[subprocess.Popen[bytes]] = []
+        #: Whose sandbox this is.
+        self.rollout = ""
         for name in ("/app", "/logs/agent", "/logs/artifacts", "/opt/benchflow"):
             self.path(name).mkdir(parents=True, exist_ok=True)
 
@@ -168,12 +170,18 @@ class LocalPool:
 
     def verifier_sandbox(self, task: Task, rollout: str) -> Sandbox:
         sandbox = LocalSandbox()
+        sandbox.rollout = rollout
         self._live.append(sandbox)
         return sandbox
 
     def kill(self) -> None:
         for sandbox in list(self._live):
             sandbox.end_processes()
+
+    def kill_rollout(self, rollout: str) -> None:
+        for sandbox in list(self._live):
+            if sandbox.rollout == rollout:
+                sandbox.end_processes()
 
     def close(self) -> None:
         for sandbox in self._live:

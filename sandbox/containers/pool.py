@@ -47,6 +47,9 @@ class ContainerPool(Protocol):
     def kill(self) -> None:
         """Ends everything that runs, now."""
 
+    def kill_rollout(self, rollout: str) -> None:
+        """Ends what runs of one rollout, now. One that is still being started may come after it: call it again."""
+
     def close(self) -> None: ...
 
 
@@ -114,7 +117,7 @@ class DockerPool:
             image = images.build_agent_image(
                 self.api, image, key=agent.version, install=agent.install, labels=self._labels, report=self._report
             )
-        sandbox = self._start(task, image, rollout)
+        sandbox = self._start(task, image, rollout, rollout)
         if agent.version is None:
             try:
                 agent.install(sandbox)
@@ -124,9 +127,10 @@ class DockerPool:
         return sandbox
 
     def verifier_sandbox(self, task: Task, rollout: str) -> Sandbox:
-        return self._start(task, images.ensure_task_image(self.api, task, self._report), f"{rollout}-verifier")
+        image = images.ensure_task_image(self.api, task, self._report)
+        return self._start(task, image, rollout, f"{rollout}-verifier")
 
-    def _start(self, task: Task, image: str, name: str) -> Container:
+    def _start(self, task: Task, image: str, rollout: str, name: str) -> Container:
         spec, env = task.sandbox, dict(task.sandbox.env)
         if self._egress and network_mode(task) == "allowlist":
             env |= self._egress.env(task.agent.allowed_hosts or spec.allowed_hosts)
@@ -140,6 +144,7 @@ class DockerPool:
             env=env,
             workdir=spec.workdir,
         )
+        sandbox.rollout = rollout
         self._live[sandbox.id] = sandbox
         sandbox.on_removed, sandbox.settle_seconds = self._forget, self.settle_seconds
         return sandbox
@@ -170,6 +175,12 @@ class DockerPool:
                         self.api.kill(found["Id"])
             if self._closing.wait(0.3):
                 return
+
+    def kill_rollout(self, rollout: str) -> None:
+        for sandbox in list(self._live.values()):
+            if sandbox.rollout == rollout:
+                with contextlib.suppress(RolloutError):
+                    sandbox.kill()
 
     def close(self) -> None:
         """Removes what is left. What cannot be removed is reported: it ends no job, and a later run tries again."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -16,11 +15,12 @@ from capture.journal.layout import JobDir, trial_name
 from proxy import ProxyError, ProxyThread, Settings
 from sandbox.containers.pool import ContainerPool, DockerPool, PoolFactory
 from sandbox.errors import JobError, Stopped
+from sandbox.rollouts.attempts import run_attempts
 from sandbox.rollouts.job_folder import Job, evaluation_json, open_job
 from sandbox.rollouts.model_endpoint import refuse_leak
 from sandbox.rollouts.plan import RolloutPlan
 from sandbox.rollouts.progress import Progress
-from sandbox.rollouts.result_files import outcome, to_be_retried
+from sandbox.rollouts.result_files import outcome
 from sandbox.rollouts.rollout import Observer, Rollout
 from sandbox.tasks.task import Task
 
@@ -82,7 +82,7 @@ def run_job(
         pool = make_pool(plan.job, run.tasks, run.report)
         stack.callback(pool.close)
         on_pool(pool)
-        with run.proxy(pool) as proxy:
+        with job_proxy(plan, pool, progress.status) as proxy:
             run.run_all(jobs, pool, proxy)
         stopped = stop.is_set()
         return JobOutcome([job.finish(plan, stopped=stopped) for job in jobs], stopped)
@@ -105,6 +105,30 @@ def check_tasks(plan: RolloutPlan, tasks: Sequence[Task]) -> None:
         plan.agent.check_task(task)
 
 
+@contextlib.contextmanager
+def job_proxy(plan: RolloutPlan, pool: ContainerPool, warn: Callable[[str], None]) -> Iterator[ProxyThread | None]:
+    """One proxy for a whole job, listening only where the sandboxes reach it; None where no model is needed."""
+    provider = plan.provider
+    if not plan.agent.needs_model or provider is None:
+        for warning in pool.close_host([]):
+            warn(warning)
+        yield None
+        return
+    first, *more = pool.listen_addresses()
+    session = replace(
+        plan.session, upstream=[provider.base_url], upstream_key=provider.api_key, engine=provider.engine,
+        model=provider.served, capture=provider.capture, top_logprobs=provider.top_logprobs,
+    )  # fmt: skip
+    settings = Settings.of(session, host=first, more_hosts=more, probe=False, grace=10.0)
+    try:
+        with ProxyThread(settings) as proxy:
+            for warning in pool.close_host([proxy.port]):
+                warn(warning)
+            yield proxy
+    except ProxyError as error:
+        raise JobError(f"the proxy cannot be started: {error}") from error
+
+
 class _JobRun:
     def __init__(
         self, plan: RolloutPlan, tasks: list[Task], options: JobOptions, progress: Progress, stop: threading.Event
@@ -117,29 +141,6 @@ class _JobRun:
             raise Stopped("the job was stopped")
         if text:
             self.progress.status(text)
-
-    @contextlib.contextmanager
-    def proxy(self, pool: ContainerPool) -> Iterator[ProxyThread | None]:
-        """One proxy for the whole job, listening only where the sandboxes reach it."""
-        provider = self.plan.provider
-        if not self.plan.agent.needs_model or provider is None:
-            for warning in pool.close_host([]):
-                self.progress.status(warning)
-            yield None
-            return
-        first, *more = pool.listen_addresses()
-        session = replace(
-            self.plan.session, upstream=[provider.base_url], upstream_key=provider.api_key, engine=provider.engine,
-            model=provider.served, capture=provider.capture, top_logprobs=provider.top_logprobs,
-        )  # fmt: skip
-        settings = Settings.of(session, host=first, more_hosts=more, probe=False, grace=10.0)
-        try:
-            with ProxyThread(settings) as proxy:
-                for warning in pool.close_host([proxy.port]):
-                    self.progress.status(warning)
-                yield proxy
-        except ProxyError as error:
-            raise JobError(f"the proxy cannot be started: {error}") from error
 
     def run_all(self, jobs: list[Job], pool: ContainerPool, proxy: ProxyThread | None) -> None:
         work = [(job, task) for job in jobs for task in self.tasks if not job.is_finished(task.name)]
@@ -158,30 +159,23 @@ class _JobRun:
 
     def run_task(self, job: Job, task: Task, pool: ContainerPool, proxy: ProxyThread | None) -> None:
         """Runs a task, again while its infrastructure fails and retries are left."""
-        retry_of = job.to_replace(task.name)
-        for attempt in range(self.options.retries + 1):
-            if self.stop.is_set():
-                return
-            if attempt and self.stop.wait(min(30.0, 2.0 ** (attempt - 1))):
-                return
-            name = f"{task.name}__{secrets.token_hex(4)}"
+
+        def prepare(name: str, retry_of: str | None) -> Rollout:
             observer = Observer(self.progress.line, self.stop, self.progress.phase, self.progress.session)
-            rollout = Rollout(self.plan, task, job.dir.path / name, pool, proxy, observer, retry_of)
-            try:
-                result = rollout.run()
-            except Stopped:
-                self.progress.dropped(name)
-                return
-            last = not to_be_retried(result) or attempt == self.options.retries
+            return Rollout(self.plan, task, job.dir.path / name, pool, proxy, observer, retry_of)
+
+        def on_end(result: dict[str, Any], final: bool) -> None:
             job.add(result)
-            self.progress.done(result, final=last)
-            if last:
-                if self.options.fail_fast and outcome(result) in ("errored", "verifier_errored"):
-                    self.progress.status("stopping at the first rollout without a reward (--fail-fast)")
-                    self.stop.set()
-                    pool.kill()
-                return
-            retry_of = name
+            self.progress.done(result, final=final)
+
+        result = run_attempts(
+            task.name, prepare, self.options.retries, self.stop, on_end, self.progress.dropped,
+            job.to_replace(task.name),
+        )  # fmt: skip
+        if result is not None and self.options.fail_fast and outcome(result) in ("errored", "verifier_errored"):
+            self.progress.status("stopping at the first rollout without a reward (--fail-fast)")
+            self.stop.set()
+            pool.kill()
 
 
 def default_job_name() -> str:

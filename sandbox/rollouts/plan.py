@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from proxy import SessionOptions
 from sandbox.agents import Agent
@@ -10,6 +11,8 @@ from sandbox.rollouts.model_endpoint import Provider
 from sandbox.tasks.task import Task
 
 DEFAULT_BUDGET = 900.0
+#: Options of sessions that the provider gives, once for the job's proxy.
+SHARED = frozenset({"upstream", "upstream_key", "engine", "model", "capture", "top_logprobs"})
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,11 @@ class RolloutPlan:
     @property
     def capture(self) -> bool:
         return bool(self.provider and self.provider.capture)
+
+    def own_session_options(self) -> dict[str, Any]:
+        """The options of a rollout's session that the engine does not settle for the whole job."""
+        names = {option.name for option in fields(SessionOptions)} - SHARED
+        return {name: value for name in names if (value := getattr(self.session, name)) is not None}
 
     def budget(self, task: Task) -> float:
         """Seconds for the task's prompt."""

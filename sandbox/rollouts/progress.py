@@ -31,9 +31,10 @@ class Progress:
     """
 
     def __init__(
-        self, out: IO[str] | None = None, *, live: bool | None = None, quiet_seconds: float = QUIET_SECONDS
-    ) -> None:
-        self.quiet_seconds = quiet_seconds
+        self, out: IO[str] | None = None, *, live: bool | None = None, quiet_seconds: float = QUIET_SECONDS,
+        command: str = "bench run",
+    ) -> None:  # fmt: skip
+        self.quiet_seconds, self._command = quiet_seconds, command
         self._out = out  # None: standard output, which a live display may have wrapped
         self._console = Console(stderr=True, highlight=False)
         self._live_wanted = self._console.is_terminal if live is None else live
@@ -81,7 +82,7 @@ class Progress:
         """Prints a line about the run on standard error."""
         with self._lock:
             self._last = time.monotonic()
-            self._console.print(f"bench run: {printable(text)}", markup=False, soft_wrap=True)
+            self._console.print(f"{self._command}: {printable(text)}", markup=False, soft_wrap=True)
 
     def phase(self, rollout: str, phase: str) -> None:
         with self._lock:

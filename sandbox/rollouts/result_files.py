@@ -47,11 +47,15 @@ class RolloutReport:
     retry_of: str | None
     #: Seconds by phase.
     timing: dict[str, float]
+    #: See `Rollout`.
+    group: dict[str, Any] | None = None
 
 
-def config_json(plan: RolloutPlan, task: Task, environment: str, started: datetime.datetime) -> dict[str, Any]:
+def config_json(
+    plan: RolloutPlan, task: Task, environment: str, started: datetime.datetime, group: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """What was to be done, without secrets. `capture` is listed because its variable's name contains TOKEN."""
-    return {
+    config: dict[str, Any] = {
         "task_path": task.path.name,
         "task_digest": task.digest,
         "agent": plan.agent.name,
@@ -68,6 +72,9 @@ def config_json(plan: RolloutPlan, task: Task, environment: str, started: dateti
         "agent_env": without_secrets(plan.agent_env),
         "started_at": str(started),
     }
+    if group is not None:
+        config["group"] = group
+    return config
 
 
 def without_secrets(env: dict[str, str]) -> dict[str, str]:
@@ -139,6 +146,8 @@ def result_json(report: RolloutReport) -> dict[str, Any]:
         "finished_at": str(datetime.datetime.now()),
         "timing": dict(report.timing),
     }
+    if report.group is not None:
+        result["group"] = report.group
     return result
 
 

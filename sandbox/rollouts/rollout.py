@@ -51,11 +51,12 @@ class Rollout:
 
     def __init__(
         self, plan: RolloutPlan, task: Task, folder: Path, pool: ContainerPool, proxy: ProxyThread | None,
-        observer: Observer, retry_of: str | None = None,
+        observer: Observer, retry_of: str | None = None, group: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
+        """`group`: `{"key", "index", "size"}` where it is a member of a trainer's group."""
         self.plan, self.task, self.pool, self.proxy, self.observer = plan, task, pool, proxy, observer
         self.dir = RolloutDir(folder)
-        self.retry_of = retry_of
+        self.retry_of, self.group = retry_of, group
         self.trajectory = Trajectory(self.dir.acp_trajectory)
         self.started = datetime.datetime.now()
         self.timing: dict[str, float] = {}
@@ -80,7 +81,7 @@ class Rollout:
         with self.failing():
             try:
                 self.dir.path.mkdir(parents=True, exist_ok=False)
-                write_json(self.dir.config, config_json(self.plan, self.task, self.pool.kind, self.started))
+                write_json(self.dir.config, config_json(self.plan, self.task, self.pool.kind, self.started, self.group))
                 write_json(self.dir.prompts, [prompt])
                 self.in_sandbox(prompt)
             finally:
@@ -246,7 +247,9 @@ class Rollout:
         if not self.plan.agent.needs_model or self.proxy is None or self.plan.provider is None:
             return None
         try:
-            self.session = self.proxy.open_session(self.dir.name, journal=self.dir.journal.absolute())
+            self.session = self.proxy.open_session(
+                self.dir.name, journal=self.dir.journal.absolute(), **self.plan.own_session_options()
+            )
         except ProxyError as error:
             raise DockerError(f"the proxy opened no session: {error}") from error
         self.observer.session(self.dir.name, self.session.id)
@@ -296,7 +299,7 @@ class Rollout:
         return RolloutReport(
             self.plan, self.task, self.dir.name, self.pool.kind, self.started, self.agent_name, self.rewards,
             self.tally, self.trajectory.events, self.trajectory.tool_calls, self.trajectory.source, self.stop_reason,
-            self.error, self.verifier_error, self.export_error, self.removed, self.retry_of, self.timing,
+            self.error, self.verifier_error, self.export_error, self.removed, self.retry_of, self.timing, self.group,
         )  # fmt: skip
 
     @contextlib.contextmanager

@@ -127,7 +127,8 @@ def read_rollout(folder: Path, root: Path, warn: Warn) -> Rollout | None:
         warn(f"{files.result}: {why}; the rollout counts as unscored")
     if odd := range_warning(reward):
         warn(f"{files.result}: {odd}")
-    usage = result.get("usage_tracking")
+    usage, group = result.get("usage_tracking"), result.get("group")
+    group = group if isinstance(group, dict) else {}
     return Rollout(
         path=folder,
         rollout_path=where,
@@ -149,6 +150,8 @@ def read_rollout(folder: Path, root: Path, warn: Warn) -> Rollout | None:
         finished_at=_text(result.get("finished_at")),
         retry_of=_text(result.get("retry_of")),
         says_retry_of="retry_of" in result,
+        group=_text(group.get("key")),
+        group_index=index if type(index := group.get("index")) is int else None,
         endpoint_kind=_text(usage.get("endpoint_kind")) if isinstance(usage, dict) else None,
         journal=files.journal if files.journal.is_file() else None,
         warn=warn,
@@ -187,6 +190,9 @@ class Rollout:
     #: The attempt that this one replaces, where the runner says so.
     retry_of: str | None = None
     says_retry_of: bool = False
+    #: The key of the group that a trainer asked `bench serve` for, and the rollout's place in it.
+    group: str | None = None
+    group_index: int | None = None
     #: `usage_tracking.endpoint_kind`: `sandbox` when calls went through the proxy, `agent_native` when elsewhere.
     endpoint_kind: str | None = None
     warn: Warn = field(default=lambda _: None, repr=False, compare=False)

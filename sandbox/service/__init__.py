@@ -1,0 +1,1 @@
+"""`bench serve`: rollouts over HTTP, in groups, for trainers on this host or another."""

@@ -1,0 +1,96 @@
+"""The groups of a service: what each was asked to be, what has finished of it, and who waits for more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sandbox.service.group_request import GroupRequest
+from sandbox.tasks.task import Task
+
+#: What a group can be.
+STATES: Final = ("open", "complete", "withheld", "cancelled")
+
+
+@dataclass(eq=False)
+class RolloutGroup:
+    """One accepted group. Threads that run its rollouts change it; the event loop reads it."""
+
+    request: GroupRequest
+    task: Task
+    #: What the members' folders are named, by index; None where there is no final result.
+    members: list[str | None]
+    #: The same in the order in which they finished.
+    finished: list[str] = field(default_factory=list)
+    verdict: dict[str, Any] | None = None
+    cancelled: bool = False
+    #: Why its rollouts were stopped, or could not run, for a person.
+    trouble: str | None = None
+    #: Set: nothing of it is to run any longer.
+    stop: threading.Event = field(default_factory=threading.Event)
+    accepted_at: float = field(default_factory=time.monotonic)
+    #: Members that wait or run.
+    open_members: int = 0
+    #: Failed rollouts that a continued member replaces, by index.
+    replaces: dict[int, str] = field(default_factory=dict)
+    #: Rollouts that run, and the proxy's session of each once it has one.
+    running: dict[str, str | None] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        return self.request.key
+
+    @property
+    def state(self) -> str:
+        """`open` until it has its verdict, then `complete`, `withheld` or `cancelled`."""
+        return "open" if self.verdict is None else str(self.verdict["state"])
+
+    @property
+    def lines(self) -> int:
+        """How many lines its stream has so far."""
+        return len(self.finished) + (self.verdict is not None)
+
+    def summary(self) -> dict[str, Any]:
+        """A row of `GET /groups`."""
+        return {
+            "key": self.key,
+            "task": self.request.task,
+            "size": self.request.size,
+            "state": self.state,
+            "finished": len(self.finished),
+        }
+
+
+class Waiters:
+    """Wakes the coroutines that wait for a change; `wake` may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._events: set[asyncio.Event] = set()
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def wake(self) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it everybody who waited
+                self._loop.call_soon_threadsafe(self._set)
+
+    def _set(self) -> None:
+        for event in self._events:
+            event.set()
+
+    @contextlib.contextmanager
+    def event(self) -> Iterator[asyncio.Event]:
+        """An event that is set by every `wake`; clear it before looking at what may have changed."""
+        event = asyncio.Event()
+        self._events.add(event)
+        try:
+            yield event
+        finally:
+            self._events.discard(event)

@@ -1,0 +1,72 @@
+"""`groups.jsonl` of a job: a line when a group is accepted, and one when it ended.
+
+A line is on disk before anything follows from it: no rollout starts before its group's line, and nobody is told a
+verdict that a restart would decide again. So a killed service knows what it owes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from capture import json
+from capture.errors import JournalError
+from capture.journal.layout import JobDir
+
+
+class Ledger:
+    """The open ledger of a job; `accepted` and `ended` are what its earlier lines say, by the groups' keys."""
+
+    def __init__(self, job: JobDir) -> None:
+        """Raises `JournalError` where it cannot be read or written."""
+        self.path = job.groups
+        self.accepted: dict[str, dict[str, Any]] = {}
+        self.ended: dict[str, dict[str, Any]] = {}
+        self._lock = threading.Lock()
+        try:
+            self._file = self.path.open("a+b", buffering=0)
+            self._read()
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _read(self) -> None:
+        self._file.seek(0)
+        data = self._file.read() or b""
+        for line in data.split(b"\n"):
+            row = json.loads_or_none(line) if line else None
+            if isinstance(row, dict) and isinstance(row.get("request"), dict):
+                self.accepted[str(row["request"].get("key"))] = row["request"]
+            elif isinstance(row, dict) and isinstance(row.get("verdict"), dict):
+                self.ended[str(row["verdict"].get("key"))] = row["verdict"]
+        if data and not data.endswith(b"\n"):  # a line that a kill cut off
+            self._file.write(b"\n")
+
+    def accept(self, request: dict[str, Any]) -> None:
+        """Raises `JournalError`; the group is not accepted then."""
+        self._append({"request": request})
+
+    def end(self, verdict: dict[str, Any]) -> None:
+        """Raises `JournalError`; a restart decides about the group again then."""
+        self._append({"verdict": verdict})
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _append(self, row: dict[str, Any]) -> None:
+        line = json.dumps(row) + b"\n"
+        with self._lock:
+            try:
+                at = self._file.seek(0, os.SEEK_END)
+                try:
+                    if self._file.write(line) != len(line):
+                        raise OSError("only a part of it could be written")
+                    os.fsync(self._file.fileno())
+                except OSError:
+                    self._file.truncate(at)
+                    raise
+            except OSError as error:
+                raise self._failed(error) from error
+
+    def _failed(self, error: OSError) -> JournalError:
+        return JournalError(f"cannot write {self.path}: {error.strerror or error}")

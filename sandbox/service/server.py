@@ -1,0 +1,142 @@
+"""A service from its start to its clean stop: job folder, sandboxes, proxy, HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from capture.journal.layout import JobDir
+from sandbox.containers.pool import DockerPool, PoolFactory
+from sandbox.errors import JobError
+from sandbox.rollouts.job import check_tasks, job_proxy
+from sandbox.rollouts.job_folder import evaluation_json, open_job
+from sandbox.rollouts.plan import RolloutPlan
+from sandbox.rollouts.progress import Progress
+from sandbox.service.app import ServiceApp
+from sandbox.service.ledger import Ledger
+from sandbox.service.service import RolloutService, ServiceOptions
+from sandbox.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Where a service listens, and how it starts and stops."""
+
+    key: str
+    host: str = "127.0.0.1"
+    #: 0 takes a free one.
+    port: int = 8300
+    jobs_dir: Path = Path("jobs")
+    resume: bool = False
+    #: Seconds that running rollouts have when the service is stopped.
+    grace: float = 60.0
+
+
+def serve(
+    plan: RolloutPlan, tasks: Sequence[Task], service_options: ServiceOptions, options: ServerOptions,
+    progress: Progress, *, make_pool: PoolFactory = DockerPool,
+    on_start: Callable[[str, RolloutService], None] = lambda _url, _service: None,
+) -> int:  # fmt: skip
+    """Serves until SIGTERM or Ctrl-C; the exit code. `on_start` gets the address. Raises `JobError`, `TaskError`."""
+    check_tasks(plan, tasks)
+    listener = listen(options.host, options.port)
+    with contextlib.ExitStack() as stack:
+        stack.callback(listener.close)
+        evaluation = evaluation_json(plan, tasks, make_pool.kind, service_options.retries, 1, 1)
+        folder = JobDir(options.jobs_dir / plan.job)
+        job = stack.enter_context(open_job(folder, evaluation, options.resume))
+        pool = make_pool(plan.job, list(tasks), lambda text: progress.status(text) if text else None)
+        stack.callback(pool.close)
+        proxy = stack.enter_context(job_proxy(plan, pool, progress.status))
+        service = RolloutService(plan, tasks, service_options, job, Ledger(folder), pool, proxy, progress)
+        try:
+            exit_code = asyncio.run(_run(service, options, listener, progress, on_start))
+        finally:
+            left = service.close()
+        job.finish(plan, stopped=bool(left))
+        if left:
+            progress.status(f"{left} groups are not finished; --job {plan.job} --resume continues them")
+        return exit_code
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Raises `JobError`."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=512)
+    except OSError as error:
+        reason = error.strerror or error
+        raise JobError(f"cannot listen on {host}:{port}: {reason}; choose another --host or --port") from error
+
+
+async def _run(
+    service: RolloutService, options: ServerOptions, listener: socket.socket, progress: Progress,
+    on_start: Callable[[str, RolloutService], None],
+) -> int:  # fmt: skip
+    loop = asyncio.get_running_loop()
+    service.waiters.attach(loop)
+    ended, exit_code = asyncio.Event(), 0
+    hurry = asyncio.Event()
+
+    def on_signal(number: int) -> None:
+        nonlocal exit_code
+        if ended.is_set():
+            hurry.set()
+        exit_code = exit_code or 128 + number
+        ended.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal, number)
+    continued = await asyncio.to_thread(service.resume)
+    if continued:
+        progress.status(f"{continued} groups of an earlier run continue")
+    server = Server(
+        uvicorn.Config(
+            ServiceApp(service, options.key).app(), http="httptools", ws="none", lifespan="off", log_config=None,
+            access_log=False, proxy_headers=False, server_header=False, timeout_graceful_shutdown=2,
+        )
+    )  # fmt: skip
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    on_start(f"http://{host}:{listener.getsockname()[1]}", service)
+    stopping = asyncio.create_task(ended.wait())
+    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    await _drain(service, options.grace, hurry, progress)
+    server.should_exit = True
+    await serving
+    return exit_code
+
+
+async def _drain(service: RolloutService, grace: float, hurry: asyncio.Event, progress: Progress) -> None:
+    """Lets what runs end, for so many seconds at most or until a second signal; then ends it."""
+    await asyncio.to_thread(service.drain)
+    if not service.is_idle():
+        progress.status(f"stopping; rollouts that run may end within {grace:g} s, a second Ctrl-C ends them now")
+        deadline = asyncio.get_running_loop().time() + grace
+        with service.waiters.event() as changed:
+            while not service.is_idle() and not hurry.is_set():
+                changed.clear()
+                left = deadline - asyncio.get_running_loop().time()
+                if left <= 0:
+                    break
+                waits = {asyncio.create_task(changed.wait()), asyncio.create_task(hurry.wait())}
+                _, pending = await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                for task in pending:
+                    task.cancel()
+    await asyncio.to_thread(service.close)
+    service.waiters.wake()
+
+
+class Server(uvicorn.Server):
+    """Without uvicorn's signal handlers: a stop lets rollouts end first."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
