@@ -119,8 +119,8 @@ CODES: Final[dict[str, tuple[str, str]]] = {
     ),
     "logits_not_logprobs": (
         _NOT_RETURNED,
-        "a logprob was above 0, or the probabilities of a token's alternatives sum above 1: these are logits; start "
-        "vLLM with --logprobs-mode raw_logprobs",
+        "a logprob was above 0, or the probabilities of a token's alternatives, here or in the proxy's probe, sum "
+        "above 1: these are logits; start vLLM with --logprobs-mode raw_logprobs",
     ),
     "ids_malformed": (
         _NOT_RETURNED,

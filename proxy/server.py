@@ -90,6 +90,12 @@ class Proxy:
         """Lets the held calls go, as calls to this version where one is given."""
         self._factory.resume(None if version is None else Policy(version, model))
 
+    async def logprobs(self) -> dict[str, str] | None:
+        """What the logprobs of the settings' engine mean, as records have it; None without an engine."""
+        if not self.settings.upstream:
+            return None
+        return self._factory.replicas(self.settings).any_up().describe_logprobs()
+
 
 @asynccontextmanager
 async def serve(settings: Settings, share: Share | None = None) -> AsyncIterator[Proxy]:
@@ -137,9 +143,10 @@ async def serve(settings: Settings, share: Share | None = None) -> AsyncIterator
                 factory.gate.close()
         await listener.listen(sockets)
         await admin.start()
-        if settings.probe and settings.upstream and first:
-            pool = factory.replicas(settings)
-            probing = asyncio.ensure_future(probe_all(pool, settings))
+        if settings.upstream and (settings.probe or settings.measure_logprobs):
+            pool = factory.replicas(settings)  # its logprobs are measured from now on
+            if settings.probe and first:
+                probing = asyncio.ensure_future(probe_all(pool, settings))
         yield Proxy(settings, sessions, factory, settings.host, admin_url)
     finally:
         if probing is not None:
@@ -221,6 +228,9 @@ class ProxyThread:
 
     def resume(self, version: str | None = None, model: str | None = None) -> None:
         self._call(lambda proxy: proxy.resume(version, model))
+
+    def logprobs(self) -> dict[str, str] | None:
+        return self._call(lambda proxy: proxy.logprobs())
 
     def _call(self, work: Callable[[Proxy], Awaitable[T]]) -> T:
         if self._proxy is None or self._loop is None or not self._thread.is_alive():

@@ -149,6 +149,9 @@ class Settings(SessionOptions):
     key: str | None = option(None, "Key that agents must send; required beyond loopback.")
 
     probe: bool = option(True, "Make one tiny call at the start and report what is captured.")
+    #: Measure what the engines' logprobs mean, by three calls of one token (`capture.engines.meaning`).
+    #: `probe` does that too.
+    measure_logprobs: bool = False
     buffered: bool = option(False, "Call the engine without streaming; agents still get a stream.")
     fsync: bool = option(False, "Sync each line to disk before the reply ends.")
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from capture.engines.base import Engine
 from capture.engines.llamacpp import LlamaCpp
+from capture.engines.meaning import LogprobMeaning
 from capture.engines.sglang import SGLang
 from capture.engines.vllm import VLLM
 from capture.errors import CaptureError
@@ -32,6 +33,11 @@ def engine(name: str) -> Engine:
 def tool_grammar(name: str | None) -> str | None:
     """What constrains the sampling of calls with tools on the engine of that name; None where nothing is known to."""
     return _BY_NAME.get(name or "", Engine).tool_grammar
+
+
+def default_logprobs(name: str | None) -> LogprobMeaning:
+    """What the logprobs of the engine of that name mean where it is started by default."""
+    return _BY_NAME.get(name or "", Engine).logprobs
 
 
 def detect(answers: Mapping[str, Any]) -> tuple[str, str | None] | None:

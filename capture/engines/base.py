@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from capture import json
 from capture.engines.answer.answer import Answer
 from capture.engines.answer.strip import ResponseFilter
+from capture.engines.meaning import NOTHING, LogprobMeaning
 from capture.engines.request import CaptureOptions, FollowUp, UpstreamRequest
 from capture.engines.wires import CHAT
 from capture.record import FIELDS, Ids
@@ -29,6 +30,8 @@ class Engine:
     flat_errors: ClassVar[bool] = False
     #: What constrains sampling where a request offers tools, in words; None where nothing does.
     tool_grammar: ClassVar[str | None] = None
+    #: What its logprobs mean as it is started by default; what `measure` finds out takes precedence.
+    logprobs: ClassVar[LogprobMeaning] = NOTHING
     #: Keys that an answer nobody asked anything of carries with null: they are set to null, not taken away.
     null_when_unasked: ClassVar[frozenset[str]] = frozenset()
     #: Keys of a stream's last chunk, which is the count's where one is asked for and the finish's where none is.

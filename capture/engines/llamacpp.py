@@ -16,6 +16,7 @@ from capture.engines.answer.choices import Choice
 from capture.engines.answer.strip import ResponseFilter
 from capture.engines.base import Engine
 from capture.engines.inject import chat_logprobs, unstream
+from capture.engines.meaning import ENGINE_DEFAULT, LOGPROBS, NOT_APPLIED, LogprobMeaning
 from capture.engines.request import CaptureOptions, FollowUp, UpstreamRequest
 from capture.engines.wires import CHAT
 from capture.record import Ids
@@ -27,6 +28,9 @@ class LlamaCpp(Engine):
     identity_routes: ClassVar[tuple[str, ...]] = ("/props",)
     tool_grammar: ClassVar[str | None] = "llama.cpp's tool grammar"
     repeats_prefill: ClassVar[bool] = True
+    #: Of the model's logits, before every sampler and its tool grammar, unless a request has `post_sampling_probs`.
+    #: Measured on the server inside xllamacpp 2026.10.
+    logprobs: ClassVar[LogprobMeaning] = LogprobMeaning(NOT_APPLIED, NOT_APPLIED, LOGPROBS, ENGINE_DEFAULT)
 
     @classmethod
     def recognize(cls, answers: Mapping[str, Any]) -> tuple[str, str | None] | None:

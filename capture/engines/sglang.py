@@ -9,6 +9,7 @@ from capture.engines.answer.answer import Answer
 from capture.engines.answer.strip import ResponseFilter
 from capture.engines.base import Engine, reply_end
 from capture.engines.inject import chat_logprobs, completion_logprobs, final_usage, token_ids, upstream_request
+from capture.engines.meaning import APPLIED, ENGINE_DEFAULT, LOGPROBS, NOT_APPLIED, LogprobMeaning
 from capture.engines.request import CaptureOptions, FollowUp, UpstreamRequest
 from capture.engines.wires import CHAT
 from capture.record import FIELDS, Ids
@@ -19,6 +20,8 @@ class SGLang(Engine):
     name: ClassVar[str] = "sglang"
     identity_routes: ClassVar[tuple[str, ...]] = ("/get_model_info", "/server_info")
     flat_errors: ClassVar[bool] = True
+    #: After temperature, before top_k, top_p and min_p. Measured on 0.5.23.
+    logprobs: ClassVar[LogprobMeaning] = LogprobMeaning(APPLIED, NOT_APPLIED, LOGPROBS, ENGINE_DEFAULT)
     null_when_unasked: ClassVar[frozenset[str]] = frozenset(("logprobs",))
     takes_prompt_ids: ClassVar[bool] = True
 

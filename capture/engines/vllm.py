@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final
 from capture.engines.answer.answer import Answer
 from capture.engines.base import Engine, reply_end
 from capture.engines.inject import chat_logprobs, completion_logprobs, final_usage, token_ids, upstream_request
+from capture.engines.meaning import ENGINE_DEFAULT, LOGPROBS, NOT_APPLIED, LogprobMeaning
 from capture.engines.request import CaptureOptions, FollowUp, UpstreamRequest
 from capture.engines.wires import CHAT
 from capture.record import FIELDS, Ids
@@ -17,6 +18,9 @@ from capture.unavailable import why
 class VLLM(Engine):
     name: ClassVar[str] = "vllm"
     identity_routes: ClassVar[tuple[str, ...]] = ("/version",)
+    #: `--logprobs-mode raw_logprobs`, the default since the option exists (0.10): taken before temperature, top_k and
+    #: penalties. `processed_logprobs` has all of them; no route says which is on. Measured on 0.32.
+    logprobs: ClassVar[LogprobMeaning] = LogprobMeaning(NOT_APPLIED, NOT_APPLIED, LOGPROBS, ENGINE_DEFAULT)
     #: vLLM 0.32 answers with these keys as null where nobody asked, in streams too.
     null_when_unasked: ClassVar[frozenset[str]] = frozenset(("logprobs", "token_ids", "prompt_token_ids"))
     on_last_chunk: ClassVar[tuple[str, ...]] = ("system_fingerprint",)

@@ -39,6 +39,8 @@ class Facts:
     engine_version: str | None = None
     replica: str | None = None
     engine_defaults: dict[str, Any] | None = None
+    #: What the engine's logprobs mean, as `Replica.describe_logprobs` says it.
+    logprobs: dict[str, str] | None = None
     refused: str | None = None
     failure: str | None = None
     #: Why the proxy itself did not send the request.
@@ -66,6 +68,7 @@ class Facts:
         self.engine_version = replica.version
         self.replica = replica.label
         self.engine_defaults = replica.sampling_defaults
+        self.logprobs = replica.describe_logprobs()
 
     def first_byte(self) -> None:
         if self.ttft_ms is None:

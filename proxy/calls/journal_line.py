@@ -84,6 +84,8 @@ def journal_line(
         metadata["held_ms"] = round(facts.held_seconds * 1000, 3)
     if facts.token_in is not None:
         metadata["token_in"] = facts.token_in
+    if capture is not None and facts.logprobs is not None:
+        metadata["logprobs"] = facts.logprobs
     if capture is not None:
         metadata["token_capture"] = capture.to_json()
     return json.dumps(

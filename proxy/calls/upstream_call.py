@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from capture.engines.base import Engine
+from capture.engines.meaning import LOGITS
 from capture.engines.reader import Reader
 from capture.engines.request import CaptureOptions, UpstreamRequest
 from capture.record import TokenCapture
+from capture.unavailable import why
 from proxy.admin.metrics import Metrics
 from proxy.calls.facts import Facts
 from proxy.calls.forwarded_headers import forwarded
@@ -183,7 +185,7 @@ class UpstreamCall:
     def doubt(self) -> None:
         """The engine broke off: another engine may come back at its address."""
         if self.replica is not None:
-            self.replica.doubted = True
+            self.replica.doubt()
 
     def scrub(self, data: bytes) -> bytes:
         """`data` without the engine's key and address."""
@@ -205,6 +207,12 @@ class UpstreamCall:
         """
         facts, token_in = self.facts, self.session.token_in
         capture = facts.capture(self.reader, self.session.options.capture, request.is_object)
+        if self.replica is not None and self.replica.measured is not None:
+            facts.logprobs = self.replica.describe_logprobs()  # it may have been measured while the call ran
+        if capture is not None and facts.logprobs is not None and facts.logprobs["values"] == LOGITS:
+            capture = replace(
+                capture, unavailable=capture.unavailable | {"logprobs": why("logits_not_logprobs")}, digest=None
+            )
         if capture is not None and capture.prompt_token_ids is not None:
             self.session.prompt = capture.prompt_token_ids
         if token_in is not None and facts.token_in is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from proxy.sessions.policy import Policy
 from proxy.sessions.registry import Defaults, Session, Sessions
 from proxy.settings import SessionOptions, Settings
 from proxy.upstream.gate import Gate
+from proxy.upstream.probe import measure_all
 from proxy.upstream.replicas import Replicas
 
 
@@ -23,6 +25,7 @@ class SessionFactory:
         self.port = 0
         #: Of all engines.
         self.gate = Gate()
+        self._measuring: set[asyncio.Task[None]] = set()
         self.pools: dict[tuple[tuple[str, ...], str | None, str], Replicas] = {}
 
     def replicas(self, options: SessionOptions) -> Replicas:
@@ -35,6 +38,8 @@ class SessionFactory:
             self.pools[pool] = Replicas(
                 list(urls), key=key, engine_name=engine, timeouts=self.settings.timeouts, gate=self.gate
             )
+            if options.capture and (self.settings.probe or self.settings.measure_logprobs):
+                self._measuring.add(asyncio.ensure_future(measure_all(self.pools[pool], options.model)))
         return self.pools[pool]
 
     def open_session(
@@ -70,5 +75,8 @@ class SessionFactory:
         return Defaults(self.replicas(options), options)
 
     async def close(self) -> None:
+        for task in self._measuring:
+            task.cancel()
+        await asyncio.gather(*self._measuring, return_exceptions=True)
         for pool in self.pools.values():
             await pool.close()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
 
 import orjson
 
+from capture.engines.meaning import LOGITS
 from capture.engines.reader import Reader
 from capture.engines.request import CaptureOptions
 from capture.record import TokenCapture
@@ -15,7 +15,7 @@ from capture.sse import EventDecoder
 from capture.token_in.bridge import REASONS
 from proxy.errors import UpstreamError
 from proxy.settings import Settings
-from proxy.upstream.replicas import Replica, Replicas
+from proxy.upstream.replicas import Replica, Replicas, first_model
 
 log = logging.getLogger("proxy")
 
@@ -53,6 +53,20 @@ async def _until_up(replica: Replica, settings: Settings) -> None:
             await asyncio.sleep(RETRY_INTERVAL)
 
 
+async def measure_all(replicas: Replicas, model: str | None) -> None:
+    """Finds out what each replica's logprobs mean; tries again until it is up. Never raises."""
+    await asyncio.gather(*(_measure_once_up(replica, model) for replica in replicas.all))
+
+
+async def _measure_once_up(replica: Replica, model: str | None) -> None:
+    while True:
+        try:
+            await replica.measure_logprobs(model)
+            return
+        except UpstreamError:
+            await asyncio.sleep(RETRY_INTERVAL)
+
+
 async def probe(replica: Replica, settings: Settings) -> tuple[bool, str]:
     """A sentence about one replica, and whether all is well. Raises `UpstreamError` when it cannot be reached."""
     engine = await replica.identify()
@@ -69,7 +83,7 @@ async def probe(replica: Replica, settings: Settings) -> tuple[bool, str]:
     if not settings.capture:
         return True, f"{name}; capture is off"
     body = {
-        "model": settings.model or _first_model(await replica.get_json("/v1/models")),
+        "model": settings.model or first_model(await replica.get_json("/v1/models")),
         "messages": [{"role": "user", "content": "Say ok."}],
         "max_tokens": 2,
         "stream": True,
@@ -95,7 +109,9 @@ async def probe(replica: Replica, settings: Settings) -> tuple[bool, str]:
             if event.data and event.data != b"[DONE]":
                 reader.event(event.data, event.event)
     capture = reader.capture("ok", status=200)
-    return capture.complete, f"{name}: {_verdict(capture)}"
+    await replica.measure_logprobs(settings.model)
+    meaning = replica.logprobs
+    return capture.complete and meaning.values != LOGITS, f"{name}: {_verdict(capture)}; logprobs: {meaning}"
 
 
 def _verdict(capture: TokenCapture) -> str:
@@ -105,12 +121,6 @@ def _verdict(capture: TokenCapture) -> str:
         f"no {name.replace('_', ' ')} ({why.code}): {why.detail}" for name, why in capture.unavailable.items()
     )
     return f"capture is NOT complete: {missing}"
-
-
-def _first_model(models: Any) -> str:
-    rows = models.get("data") if isinstance(models, dict) else None
-    first = rows[0] if isinstance(rows, list) and rows else None
-    return str(first.get("id")) if isinstance(first, dict) else "default"
 
 
 def _message(data: bytes) -> str:

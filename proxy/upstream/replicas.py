@@ -14,6 +14,7 @@ import orjson
 
 from capture.engines import IDENTITY_ROUTES, detect, engine
 from capture.engines.base import Engine
+from capture.engines.meaning import NOTHING, LogprobMeaning, measure
 from capture.engines.reader import Reader
 from capture.engines.request import FollowUp
 from proxy.dialects.chat import dumps
@@ -44,6 +45,12 @@ class Replica:
     version: str | None = None
     #: What it samples with where nothing was sent; None where it does not say (vLLM, SGLang).
     sampling_defaults: dict[str, Any] | None = None
+    #: What its logprobs mean, where that was measured.
+    measured: LogprobMeaning | None = None
+    #: The model to ask, in a tuple, where its logprobs are measured.
+    measures: tuple[str | None] | None = None
+    #: The replicas of its model, itself among them.
+    peers: list[Replica] = field(default_factory=list, repr=False)
     #: Wires on which it refused capture fields in a stream: those are called unstreamed from then on.
     buffered: set[str] = field(default_factory=set)
     #: Wires on which an unstreamed call brought no more than a streamed one.
@@ -59,6 +66,8 @@ class Replica:
     doubted: bool = False
     _checking: asyncio.Task[None] | None = None
     _detecting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _measuring: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _remeasuring: asyncio.Task[None] | None = None
 
     async def identify(self) -> Engine:
         """Which engine this is: as the settings say, else it is asked. Raises `UpstreamError` when it is down.
@@ -81,13 +90,21 @@ class Replica:
                     log.warning("%s is another engine now: %s %s", self.label, name, version or "")
                     self.buffered.clear()
                     self.streams_anyway.clear()
+                    self.measured = None
                 self.engine, self.version, self.doubted = engine(name), version, unsure
+                if self.measures is not None and self.measured is None and not self._measuring.locked():
+                    self._remeasuring = asyncio.ensure_future(self._measure_again(*self.measures))
         return self.engine
+
+    def doubt(self) -> None:
+        """It broke off an answer or cannot be reached: what comes back may be another version, or started otherwise."""
+        self.doubted = True
+        self.measured = None
 
     def mark_down(self) -> None:
         """No call goes there from now on; it is checked regularly whether it is back."""
         self.down = True
-        self.doubted = True  # what comes back may be another version: it is asked again
+        self.doubt()
         if self._checking is None or self._checking.done():
             self._checking = asyncio.ensure_future(self._until_it_answers())
 
@@ -99,10 +116,52 @@ class Replica:
                 self.down = False  # whatever the status, it answers
 
     async def close(self) -> None:
-        if self._checking is not None:
-            self._checking.cancel()
-            await asyncio.gather(self._checking, return_exceptions=True)
+        tasks = [task for task in (self._checking, self._remeasuring) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self.client.close()
+
+    @property
+    def logprobs(self) -> LogprobMeaning:
+        """What its logprobs mean: as measured, else as its engine is started by default."""
+        return self.measured or (self.engine.logprobs if self.engine is not None else NOTHING)
+
+    @property
+    def differs_from(self) -> Replica | None:
+        """The first measured replica, where this one's logprobs mean something else than that one's."""
+        first = next((peer for peer in self.peers if peer.measured is not None), self)
+        if self.measured is None or first.measured is None or self.measured.agrees(first.measured):
+            return None
+        return first
+
+    def describe_logprobs(self) -> dict[str, str]:
+        """`{"temperature", "truncation", "values", "source"}`, for records; and `differs_from` where it does."""
+        first = self.differs_from
+        return self.logprobs.to_json() | ({} if first is None else {"differs_from": first.label})
+
+    async def measure_logprobs(self, model: str | None) -> None:
+        """Finds out what its logprobs mean, unless that is known; from now on also after it was down.
+
+        Where it refuses the calls, its engine's default stands. Raises `UpstreamError` where it cannot be reached.
+        """
+        self.measures = (model,)
+        async with self._measuring:
+            if self.measured is not None or (await self.identify()).name == Engine.name:
+                return
+            name = model or first_model(await self.get_json("/v1/models"))
+            self.measured = await self.ask(measure(name)) or self.logprobs
+        for peer in self.peers:
+            first = peer.differs_from
+            if first is not None and self in (peer, first):
+                log.warning(
+                    "%s: its logprobs mean something else (%s) than those of %s (%s): start both engines alike",
+                    peer.label, peer.logprobs, first.label, first.logprobs,
+                )  # fmt: skip
+
+    async def _measure_again(self, model: str | None) -> None:
+        with suppress(UpstreamError):
+            await self.measure_logprobs(model)
 
     async def _detect(self) -> tuple[str, str | None, bool]:
         """Name, version, and whether to ask again at the next call: a gateway may answer before its engine does."""
@@ -196,6 +255,8 @@ class Replicas:
             )
             for number, url in enumerate(urls)
         ]
+        for replica in self.all:
+            replica.peers = self.all
 
     def pick(
         self, current: Replica | None, avoid: set[Replica] | None = None, home: Replica | None = None
@@ -234,6 +295,13 @@ class Replicas:
     async def close(self) -> None:
         for replica in self.all:
             await replica.close()
+
+
+def first_model(models: Any) -> str:
+    """The first of the models that an engine lists; `default` where it lists none."""
+    rows = models.get("data") if isinstance(models, dict) else None
+    first = rows[0] if isinstance(rows, list) and rows else None
+    return str(first.get("id")) if isinstance(first, dict) else "default"
 
 
 def _sessions(replica: Replica) -> int:

@@ -119,7 +119,7 @@ def job_proxy(plan: RolloutPlan, pool: ContainerPool, warn: Callable[[str], None
         plan.session, upstream=[provider.base_url], upstream_key=provider.api_key, engine=provider.engine,
         model=provider.served, capture=provider.capture, top_logprobs=provider.top_logprobs,
     )  # fmt: skip
-    settings = Settings.of(session, host=first, more_hosts=more, probe=False, grace=10.0)
+    settings = Settings.of(session, host=first, more_hosts=more, probe=False, measure_logprobs=True, grace=10.0)
     try:
         with ProxyThread(settings) as proxy:
             for warning in pool.close_host([proxy.port]):

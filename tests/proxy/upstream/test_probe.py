@@ -35,7 +35,10 @@ async def probe_log(caplog: pytest.LogCaptureFixture, engine: FakeEngine, **opti
 async def test_an_engine_that_says_all_is_told_once_and_quietly(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeEngine(replays(STREAM)) as engine:
         lines = await probe_log(caplog, engine, token_in="auto")
-    assert lines == ["INFO probe: replica-0: vllm 0.32.0: prompt ids, sampled ids and one logprob per id come back"]
+    assert lines == [
+        "INFO probe: replica-0: vllm 0.32.0: prompt ids, sampled ids and one logprob per id come back; logprobs: "
+        "temperature not applied, truncation not applied (its default, not measured)"
+    ]
 
 
 async def test_what_answers_there_is_no_engine(caplog: pytest.LogCaptureFixture) -> None:
