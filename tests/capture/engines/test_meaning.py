@@ -1,0 +1,111 @@
+"""What an engine's logprobs mean, found out from the alternatives of three calls."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from capture.engines.meaning import ALTERNATIVES, LogprobMeaning, measure
+from capture.record import CLAMPED
+
+#: Logits of a small vocabulary: peaked, flat, and all below 0.
+PEAKED = [14.0, 9.0, 6.5, 6.0, 5.0, 4.0, 3.0, 1.0]
+FLAT = [2.1, 2.0, 1.9, 1.85, 1.8, 1.7, 1.6, 1.5]
+LOW = [value - 60 for value in PEAKED]
+
+
+def engine(logits: list[float], mode: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The first token's alternatives as an engine of that mode gives them for a request."""
+    taken = list(logits)
+    if mode in ("temperature", "processed", "processed_logits"):
+        taken = [value / body["temperature"] for value in taken]
+    if mode in ("processed", "processed_logits") and body["top_k"] > 0:
+        taken = [value if rank < body["top_k"] else -math.inf for rank, value in enumerate(taken)]
+    if not mode.endswith("logits"):
+        total = math.log(math.fsum(map(math.exp, taken)))
+        taken = [value - total for value in taken]
+    rows = [{"token": f"t{n}", "bytes": [n], "logprob": max(value, CLAMPED)} for n, value in enumerate(taken)]
+    entry = {**rows[0], "top_logprobs": rows[: body["top_logprobs"]]}
+    return {"choices": [{"logprobs": {"content": [entry]}}]}
+
+
+def measured(logits: list[float], mode: str) -> LogprobMeaning | None:
+    asked = measure("m")
+    path, body = next(asked)
+    try:
+        while True:
+            assert path == "/v1/chat/completions" and body["max_tokens"] == 1 and body["model"] == "m"
+            path, body = asked.send(json.loads(json.dumps(engine(logits, mode, body))))
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("logits", [PEAKED, FLAT], ids=["peaked", "flat"])
+@pytest.mark.parametrize(
+    ("mode", "temperature", "truncation", "values"),
+    [
+        ("raw", "not_applied", "not_applied", "logprobs"),
+        ("temperature", "applied", "not_applied", "logprobs"),
+        ("processed", "applied", "applied", "logprobs"),
+        ("raw_logits", "not_applied", "not_applied", "logits"),
+        ("processed_logits", "applied", "applied", "logits"),
+    ],
+)
+def test_every_mode_is_recognized(
+    logits: list[float], mode: str, temperature: str, truncation: str, values: str
+) -> None:
+    assert measured(logits, mode) == LogprobMeaning(temperature, truncation, values, "probe")
+
+
+def test_logits_far_below_0_are_no_logprobs_either() -> None:
+    found = measured(LOW, "raw_logits")
+    assert found is not None and found.values == "logits"
+
+
+def test_alternatives_that_are_all_alike_say_nothing_about_temperature() -> None:
+    found = measured([1.0] * 8, "temperature")
+    assert found is not None and (found.temperature, found.truncation) == ("unknown", "not_applied")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        {},
+        {"choices": []},
+        {"choices": [{"logprobs": None}]},
+        {"choices": [{"logprobs": {"content": [{"token": "a", "logprob": -1.0, "top_logprobs": []}]}}]},
+        {"choices": [{"logprobs": {"content": [{"top_logprobs": [{"token": "a", "logprob": "x"}]}]}}]},
+        {"choices": [{"logprobs": {"content": [{"top_logprobs": [{"token": "a", "logprob": -1}] * ALTERNATIVES}]}}]},
+        ["no object"],
+    ],
+)
+def test_an_answer_without_alternatives_ends_the_measuring(answer: Any) -> None:
+    asked = measure("m")
+    next(asked)
+    with pytest.raises(StopIteration) as end:
+        asked.send(answer)
+    assert end.value.value is None
+
+
+def test_a_refused_second_or_third_call_leaves_that_part_unknown() -> None:
+    asked = measure("m")
+    _, body = next(asked)
+    asked.send(engine(PEAKED, "raw", body))
+    asked.send(None)
+    with pytest.raises(StopIteration) as end:
+        asked.send({"error": {"message": "top_k is not known"}})
+    assert end.value.value == LogprobMeaning("unknown", "unknown", "logprobs", "probe")
+
+
+@pytest.mark.parametrize("value", [None, "x", {}, {"temperature": 3, "source": ["probe"]}, {"temperature": "hot"}])
+def test_what_a_record_does_not_say_is_unknown(value: Any) -> None:
+    assert LogprobMeaning.from_json(value) == LogprobMeaning()
+
+
+def test_a_meaning_is_read_as_it_was_written() -> None:
+    meaning = LogprobMeaning("applied", "not_applied", "logprobs", "probe")
+    assert LogprobMeaning.from_json(meaning.to_json()) == meaning
