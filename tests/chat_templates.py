@@ -96,7 +96,7 @@ class ChatTemplate:
     def render(self, messages: Sequence[dict[str, Any]], tools: Any, *, to_be_answered: bool, **kwargs: Any) -> str:
         return str(
             self._compiled.render(
-                messages=[self._given(message) for message in messages],
+                messages=[self._plain_message(message) for message in messages],
                 tools=tools,
                 add_generation_prompt=to_be_answered,
                 bos_token="<BOS>",
