@@ -14,13 +14,14 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final, Literal
 from weakref import WeakKeyDictionary
 
 from train.errors import BadInput, TrainError
 from train.online.client import RolloutService
 from train.online.rows import Row, rows_of
+from train.online.task_choice import TaskChoice
 from train.stream.records import RolloutRecord
 
 logger = logging.getLogger(__name__)
@@ -38,11 +39,15 @@ class GroupWithheld(TrainError):
 
 @dataclass(frozen=True, slots=True)
 class GroupRequest:
-    """What is asked of the service, as `RolloutService.group` takes it."""
+    """What is asked of the service, as `RolloutService.group` takes it.
+
+    Without a `task` it is the one whose name or prompt is the text of `prompt`, and else the one that `seed` picks.
+    """
 
     key: str
     size: int
     task: str | None = None
+    prompt: object = None
     seed: int | None = None
     sampling: Mapping[str, Any] | None = None
     policy_version: str | None = None
@@ -99,13 +104,24 @@ def connect(url: str | None = None, key: str | None = None) -> RolloutService:
         raise BadInput(
             f"no rollout service is named: set url, or {URL_VARIABLE}, to the address that bench serve prints"
         )
-    return RolloutService(url, key or os.environ.get(KEY_VARIABLE))
+    return _client(url, key or os.environ.get(KEY_VARIABLE))
+
+
+@lru_cache(maxsize=8)
+def _client(url: str, key: str | None) -> RolloutService:
+    return RolloutService(url, key)
 
 
 def read_group(service: RolloutService, request: GroupRequest) -> FinishedGroup:
     """Asks for the group and waits for its verdict. Raises what the client raises."""
     started = time.monotonic()
-    stream = service.group(**asdict(request))
+    asked = asdict(request)
+    prompt = asked.pop("prompt")
+    if request.task is None and prompt:
+        asked["task"] = _tasks(service).find(prompt)
+    if asked["task"] is not None:
+        asked["seed"] = None
+    stream = service.group(**asked)
     found: dict[str | None, tuple[RolloutRecord | None, float]] = {}
     for record in stream:
         found[record["rollout"]] = (record, time.monotonic() - started)
@@ -117,6 +133,11 @@ def read_group(service: RolloutService, request: GroupRequest) -> FinishedGroup:
     state = verdict["state"]
     reason = None if state == "complete" else (verdict["detail"] or verdict["reason"] or f"the group was {state}")
     return FinishedGroup(request.key, [record for record, _ in members], [seconds for _, seconds in members], reason)
+
+
+@lru_cache(maxsize=8)
+def _tasks(service: RolloutService) -> TaskChoice:
+    return TaskChoice(service.tasks())
 
 
 async def wait_groups(service: RolloutService, requests: Sequence[GroupRequest]) -> list[FinishedGroup]:

@@ -28,10 +28,10 @@ _SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalt
 class Generator:
     """What `ServiceGenerator` adds to SkyRL's `GeneratorInterface`.
 
-    The trajectories of an `instance_id` are one group of the service. The task is the prompt's `task` column; without,
-    the prompt's number picks one. `step_wise` is SkyRL's `generator.step_wise_trajectories`: with it each sequence of a
-    rollout is an entry, without it only the first. `url` and `key` default to BENCHFLOW_SERVE_URL and
-    BENCHFLOW_SERVE_KEY; `deadline` is seconds for a whole group.
+    The trajectories of an `instance_id` are one group of the service. The task is the prompt's `task` column; else the
+    one whose name or prompt it is; else the prompt's number picks one. `step_wise` is SkyRL's
+    `generator.step_wise_trajectories`: with it each sequence of a rollout is an entry, without it one of them. `url`
+    and `key` default to BENCHFLOW_SERVE_URL and BENCHFLOW_SERVE_KEY; `deadline` is seconds for a whole group.
     """
 
     def __init__(
@@ -87,7 +87,8 @@ class Generator:
             key=f"skyrl-{RUN}-{call}-{places[0]}",
             size=len(places),
             task=None if task is None else str(task),
-            seed=None if task is not None else number,
+            prompt=batch["prompts"][places[0]],
+            seed=number,
             sampling={key: sampling[key] for key in _SAMPLING if sampling.get(key) is not None},
             policy_version=None if metadata is None else str(metadata.global_step),
             deadline=self._deadline,

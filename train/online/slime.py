@@ -2,6 +2,7 @@
 
     --custom-generate-function-path train.online.slime.generate
     --custom-reward-post-process-path train.online.slime.group_rewards
+    --dynamic-sampling-filter-path train.online.slime.keep_group
 
 slime is on no package index: its `Sample` and the function that calls this one were read at commit 624b824 (August
 2026). Nothing of slime is imported: the samples that come back are made from the one that came in. The service and its
@@ -11,7 +12,6 @@ key are named by BENCHFLOW_SERVE_URL and BENCHFLOW_SERVE_KEY; BENCHFLOW_SERVE_DE
 from __future__ import annotations
 
 import copy
-import functools
 import itertools
 import logging
 import os
@@ -22,9 +22,8 @@ from typing import Any, Final
 
 from train.errors import BadInput
 from train.groups.advantage import mean_and_std
-from train.online.client import RolloutService
 from train.online.groups import RUN, FinishedGroup, GroupMembers, GroupRequest, connect
-from train.online.rows import Row
+from train.online.rows import Row, main_row
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +37,13 @@ _SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalt
 
 
 async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False) -> Any:
-    """slime's `Sample` for a rollout of one sequence, a list of them for one of several, with one `rollout_id`.
+    """slime's `Sample`s of one rollout: a list, with one `rollout_id`; for an evaluation the longest alone.
 
-    The samples of a `group_index` are one group of the service. The task is `metadata["task"]` of the sample; without,
-    its `group_index` picks one. A sample of a group that is withheld has status FAILED, reward 0.0 and `remove_sample`:
-    slime sets its loss mask to 0, and its dynamic filter can drop the group, whose rewards are equal.
+    It is a list for a rollout of one sequence as well: slime flattens a batch by the type of its first element.
+
+    The samples of a `group_index` are one group of the service. The task is `metadata["task"]` of the sample; else the
+    one whose name or prompt the sample's prompt is; else its `group_index` picks one. A sample of a group that is
+    withheld has status FAILED, reward 0.0 and `remove_sample`, for which slime sets its loss mask to 0.
     """
     alone = evaluation or sample.group_index is None
     size = 1 if alone else int(args.n_samples_per_prompt)
@@ -50,15 +51,22 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
     name = uuid.uuid4().hex if alone else f"{sample.group_index}-{next(_ASKED[sample.group_index]) // size}"
     key = f"slime-{RUN}-{name}"
     group, place = await _MEMBERS.join(
-        _service(), key, lambda members: _request(key, members, sample, sampling_params, evaluation), size=size
+        connect(), key, lambda members: _request(key, members, sample, sampling_params, evaluation), size=size
     )
     rows, record = group.rows(place), group.records[place]
-    if not rows or record is None:
+    if rows and record is not None:
+        status = "TRUNCATED" if record["error_category"] == "timeout" else "COMPLETED"
+        rows = [main_row(rows) or rows[0]] if evaluation else rows
+        made = [_filled(sample, row, status=status, reward=record["reward"], group=group) for row in rows]
+    else:
         logger.warning("sample %s is left out: %s", sample.index, group.why(place))
-        return _filled(sample, group.masked(place), status="FAILED", reward=0.0, group=group, remove=True)
-    status = "TRUNCATED" if record["error"] else "COMPLETED"
-    made = [_filled(sample, row, status=status, reward=record["reward"], group=group) for row in rows]
-    return made[0] if len(made) == 1 else made
+        made = [_filled(sample, group.masked(place), status="FAILED", reward=0.0, group=group, remove=True)]
+    return made[0] if evaluation else made
+
+
+def keep_group(args: Any, group: Sequence[Any], **_: Any) -> bool:
+    """slime's dynamic filter: False for a group that was withheld, which slime then replaces."""
+    return not any(sample.remove_sample for samples in group for sample in samples)
 
 
 def group_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
@@ -105,17 +113,13 @@ def _request(key: str, size: int, sample: Any, sampling_params: Mapping[str, Any
         key=key,
         size=size,
         task=None if task is None else str(task),
-        seed=None if task is not None else int(number or 0),
+        prompt=sample.prompt,
+        seed=int(number or 0),
         sampling={name: sampling_params[name] for name in _SAMPLING if sampling_params.get(name) is not None},
         deadline=_deadline(),
         purpose="eval" if evaluation else "train",
         max_output_tokens=sampling_params.get("max_new_tokens"),
     )
-
-
-@functools.cache
-def _service() -> RolloutService:
-    return connect()
 
 
 def _deadline() -> float | None:

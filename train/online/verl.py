@@ -68,8 +68,8 @@ class ServiceLoop:
     """What `ServiceAgentLoop` adds to `AgentLoopBase`: `run` gets its rollout from the service.
 
     The samples of a prompt, which have one `uid`, are one group of the service. The task is the row's `task` column or
-    its `extra_info.task`; without, its `index` picks one. `url` and `key` default to BENCHFLOW_SERVE_URL and
-    BENCHFLOW_SERVE_KEY; `deadline` is seconds for the whole group.
+    its `extra_info.task`; else the one whose name or prompt the row's prompt is; else its `index` picks one. `url` and
+    `key` default to BENCHFLOW_SERVE_URL and BENCHFLOW_SERVE_KEY; `deadline` is seconds for the whole group.
     """
 
     config: Any
@@ -146,7 +146,8 @@ class ServiceLoop:
             key=f"verl-{RUN}-{uid}",
             size=size,
             task=None if task is None else str(task),
-            seed=None if task is not None else int(seed),
+            prompt=row.get("raw_prompt"),
+            seed=int(seed),
             sampling={name: sampling_params[name] for name in _SAMPLING if sampling_params.get(name) is not None},
             policy_version=str(row["global_steps"]) if synchronous else None,
             deadline=self._deadline,

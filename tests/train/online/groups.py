@@ -72,6 +72,9 @@ class Service:
         names = [row["rollout"] for row in records]
         return Stream(records[::-1], {**self._verdict, "rollouts": names})
 
+    def tasks(self) -> list[dict[str, Any]]:
+        return [{"name": "write-number", "prompt": "Write it."}, {"name": "count", "prompt": "Count them."}]
+
     def cancel(self, key: str) -> None:
         self.cancelled.append(key)
         self.stopped.set()

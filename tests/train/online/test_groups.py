@@ -103,6 +103,22 @@ async def test_the_first_group_that_fails_cancels_the_others() -> None:
     assert service.cancelled == ["a"]
 
 
+@pytest.mark.parametrize(
+    ("given", "task", "seed"),
+    [
+        ({"task": "count", "prompt": "Write it."}, "count", None),
+        ({"prompt": [{"role": "user", "content": " Write it.\n"}]}, "write-number", None),
+        ({"prompt": "count"}, "count", None),
+        ({"prompt": [{"role": "user", "content": "Something else."}]}, None, 3),
+        ({"prompt": []}, None, 3),
+    ],
+)
+def test_a_task_is_named_or_is_the_prompts_or_the_seeds(given: dict[str, Any], task: str, seed: int) -> None:
+    service = Service([])
+    read_group(service, GroupRequest("k", 1, seed=3, **given))  # type: ignore[arg-type]
+    assert (service.asked[0]["task"], service.asked[0]["seed"]) == (task, seed)
+
+
 def test_a_service_is_named_by_an_argument_or_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BENCHFLOW_SERVE_URL", raising=False)
     with pytest.raises(BadInput, match="set url, or BENCHFLOW_SERVE_URL"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -16,7 +15,7 @@ from tests.train.online.groups import TWO_THREADS, Service, records_of
 from train.errors import BadInput
 from train.online import slime
 from train.online.rows import rows_of
-from train.online.slime import generate, group_rewards
+from train.online.slime import generate, group_rewards, keep_group
 
 ARGS = SimpleNamespace(
     n_samples_per_prompt=4,
@@ -33,6 +32,7 @@ class Sample:
     group_index: int | None = None
     index: int | None = None
     rollout_id: int | None = None
+    prompt: Any = ""
     tokens: list[int] = field(default_factory=list)
     response: str = ""
     response_length: int = 0
@@ -55,13 +55,6 @@ class Sample:
         return self.reward
 
 
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    slime._service.cache_clear()
-    yield
-    slime._service.cache_clear()
-
-
 async def ask(service: Service, samples: list[Sample], monkeypatch: pytest.MonkeyPatch, **more: Any) -> list[Any]:
     monkeypatch.setattr(slime, "connect", lambda: service)
     return await asyncio.gather(*(generate(ARGS, sample, SAMPLING, **more) for sample in samples))
@@ -74,7 +67,7 @@ def group(number: int = 6) -> list[Sample]:
 async def test_a_group_of_four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = records_of(tmp_path / "job", [{"reward": float(number % 2)} for number in range(4)])
     service = Service(records)
-    made = await ask(service, group(), monkeypatch)
+    made = [sample for [sample] in await ask(service, group(), monkeypatch)]
     assert [sample.reward for sample in made] == [0.0, 1.0, 0.0, 1.0]
     for place, (sample, record) in enumerate(zip(made, records, strict=True)):
         [row] = rows_of(record)
@@ -95,7 +88,8 @@ async def test_the_sequences_of_a_rollout_are_siblings(tmp_path: Path, monkeypat
     made = await ask(Service(records_of(tmp_path / "job", rollouts)), group(), monkeypatch)
     first, second = made[0]
     assert first.rollout_id == second.rollout_id == 60 and first.tokens != second.tokens
-    flat = [sample for got in made for sample in (got if isinstance(got, list) else [got])]
+    assert [len(samples) for samples in made] == [2, 1, 1, 1] and keep_group(ARGS, made)
+    flat = [sample for samples in made for sample in samples]
     raw, normalized = group_rewards(ARGS, flat)
     assert raw == [1.0, 1.0, 0.0, 0.0, 1.0]
     # The group's mean is over its four rollouts, 0.5, not over its five samples, 0.6.
@@ -107,7 +101,10 @@ async def test_the_sequences_of_a_rollout_are_siblings(tmp_path: Path, monkeypat
 
 async def test_a_withheld_group_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = records_of(tmp_path / "job", [{"reward": 1.0}, {}, {}, {"reward": None, "calls": None}])
-    made = await ask(Service(records, state="withheld", detail="rollout 3 has no reward"), group(), monkeypatch)
+    service = Service(records, state="withheld", detail="rollout 3 has no reward")
+    groups = await ask(service, group(), monkeypatch)
+    assert not keep_group(ARGS, groups)
+    made = [sample for [sample] in groups]
     for sample in made:
         assert sample.remove_sample and sample.status is Sample.Status.FAILED and sample.reward == 0.0
         assert sample.response_length == len(sample.loss_mask) == len(sample.rollout_log_probs) > 0
@@ -123,7 +120,7 @@ async def test_a_group_that_slime_asks_for_again_is_another(tmp_path: Path, monk
 
 
 async def test_an_evaluation_sample_is_a_group_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    service = Service(records_of(tmp_path / "job", [{"error": "out of time"}]))
+    service = Service(records_of(tmp_path / "job", [{"error": "out of time", "calls": TWO_THREADS}]))
     samples = [Sample(index=3, metadata={"task": "write-number"}), Sample(index=3)]
     made = await ask(service, samples, monkeypatch, evaluation=True)
     assert [sample.status for sample in made] == [Sample.Status.TRUNCATED] * 2
