@@ -76,13 +76,18 @@ def stream_command(
 
 
 def _run(stream: Stream, withheld: Path | None) -> int:
+    written = 0
     try:
         for row in stream:
-            _write(orjson.dumps(row) + b"\n")
+            line = orjson.dumps(row) + b"\n"
+            with _no_signals():  # a line is whole and counted, or neither
+                _write(line)
+                written += 1
     except BrokenPipeError:  # the reader has what it wanted
         _abandon_stdout()
         return 0
     except KeyboardInterrupt:
+        stream.counts.streamed = written
         say(f"interrupted; {stream.streamed(withheld)}")
         return 130
     say(stream.summary(withheld))
@@ -109,16 +114,15 @@ def _once(say: Any) -> Any:
 
 
 def _write(line: bytes) -> None:
-    """Writes one whole line; Ctrl-C waits until it is out. Raises `BrokenPipeError`, and `BadInput` for a full disk."""
-    with _no_signals():
-        try:
-            sys.stdout.buffer.write(line)
-            sys.stdout.buffer.flush()
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            _abandon_stdout()
-            raise BadInput(f"cannot write to standard output: {error.strerror}") from error
+    """Raises `BrokenPipeError`, and `BadInput` for a full disk."""
+    try:
+        sys.stdout.buffer.write(line)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _abandon_stdout()
+        raise BadInput(f"cannot write to standard output: {error.strerror}") from error
 
 
 @contextmanager
