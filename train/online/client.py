@@ -129,8 +129,8 @@ class RolloutService:
         return Group(self, {name: value for name, value in given.items() if value is not None})
 
     def cancel(self, key: str) -> None:
-        """Stops a group; its containers are removed, and its verdict is "cancelled"."""
-        self._call("DELETE", f"/groups/{quote(key, safe='')}")
+        """Stops a group; its containers are removed, and its verdict is "cancelled". Tries for 10 s at most."""
+        self._call("DELETE", f"/groups/{quote(key, safe='')}", patience=10.0)
 
     def tasks(self) -> list[Task]:
         return cast(list[Task], self._call("GET", "/tasks")["tasks"])
@@ -155,7 +155,13 @@ class RolloutService:
         self._call("POST", "/weights", {"path": path, "version": str(version)}, slow=True)
 
     def _call(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, slow: bool = False
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        slow: bool = False,
+        patience: float | None = None,
     ) -> dict[str, Any]:
         """One request; repeated while the service cannot be reached, since each is safe to repeat."""
         timeout = httpx.Timeout(max(SLOW, self.timeout) if slow else self.timeout, connect=self.timeout, pool=None)
@@ -174,7 +180,7 @@ class RolloutService:
                 raise ServiceRefused(f"{self.url}{path} answered with no JSON object: is it a rollout service?")
             return found
 
-        return self.patiently(attempt)
+        return self.patiently(attempt, time.monotonic() + (self.patience if patience is None else patience))
 
     def stream(self, body: Mapping[str, Any]) -> httpx.Response:
         """The open answer to one POST /groups; the caller closes it."""
@@ -195,16 +201,15 @@ class RolloutService:
             raise
         return answer
 
-    def patiently(self, attempt: Callable[[], _T], since: float | None = None) -> _T:
-        """The result of `attempt`, made again while the service is away or busy, for `patience` seconds."""
-        deadline = (time.monotonic() if since is None else since) + self.patience
+    def patiently(self, attempt: Callable[[], _T], until: float) -> _T:
+        """The result of `attempt`, made again while the service is away or busy, until the clock is at `until`."""
         pause = 0.1
         while True:
             try:
                 return attempt()
             except (ServiceUnavailable, ServiceBusy) as error:
                 wait = error.retry_after if isinstance(error, ServiceBusy) else pause
-                if time.monotonic() + wait > deadline:
+                if time.monotonic() + wait > until:
                     raise
                 time.sleep(wait * random.uniform(1, 1.25))  # noqa: S311 - so that trainers do not come back at once
                 pause = min(pause * 2, 5.0)
@@ -225,7 +230,7 @@ class RolloutService:
             raise ServiceRefused(f"the rollout service at {self.url} refuses the key: {said}", status)
         if status == 429:
             raise ServiceBusy(f"the rollout service at {self.url} is busy: {said}", _retry_after(answer))
-        if status >= 500:
+        if status in (502, 503, 504):
             raise ServiceUnavailable(f"the rollout service at {self.url} cannot answer now (HTTP {status}): {said}")
         raise ServiceRefused(f"the rollout service at {self.url} refuses (HTTP {status}): {said}", status)
 
@@ -248,7 +253,8 @@ class Group(Iterator[RolloutRecord]):
         self._open()
 
     def _open(self) -> None:
-        self._answer = self._service.patiently(lambda: self._service.stream(self._body), self._lost)
+        until = (self._lost or time.monotonic()) + self._service.patience
+        self._answer = self._service.patiently(lambda: self._service.stream(self._body), until)
         self._lines = _lines(self._answer)
         self._opened = time.monotonic()
 
