@@ -134,7 +134,9 @@ def to_folder(gguf: str | Path, out: str | Path) -> Path:
     loaded = models.AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     if hasattr(loaded.config, "quantization_config"):
         del loaded.config.quantization_config
-    loaded.save_pretrained(out)
+    plain = type(loaded)(loaded.config)  # what was loaded refuses to be saved: it counts as quantized
+    plain.load_state_dict(loaded.state_dict())
+    plain.to(torch.float32).save_pretrained(out)
     models.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(out)
     return out
 
