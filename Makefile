@@ -20,7 +20,8 @@ test: $(VENV)/.dev  ## all tests but the slow ones on vLLM, SGLang and the train
 	@$(BIN)/python -m pytest -m "not live" --durations=20
 
 test-fast: $(VENV)/.dev  ## the tests without Docker, a browser, an engine or worker processes, in under two minutes
-	@$(BIN)/python -m pytest -m "not (live or docker or browser or engine or workers or slow)" --durations=20
+	@$(BIN)/python -m pytest -m "not (live or docker or browser or engine or workers or slow)" --durations=20 \
+		--hypothesis-profile=fast
 
 check: $(VENV)/.dev  ## format, lint, strict types
 	@$(BIN)/ruff format --check $(wildcard $(SOURCES))

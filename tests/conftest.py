@@ -9,12 +9,15 @@ from pathlib import Path
 
 import docker
 import pytest
+from hypothesis import settings
 
 from sandbox.embedded_engine import EmbeddedEngine
+from tests.examples import FAST
 
 HERE = Path(__file__).parent
 # A shell that starts the tests in the background has Ctrl-C ignored, and what they start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+settings.register_profile(FAST, max_examples=25, deadline=None)
 #: For a test of `make live` alone. The engine's start is not counted: it has a bound of its own.
 LIVE_SECONDS = 900
 #: Task folders that the sandbox tests run agents on; their tests run inside a container.

@@ -6,6 +6,7 @@ Imports at module level and inside functions count; imports for type checkers on
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -36,6 +37,11 @@ def files(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
 
 
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def module_name(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -44,7 +50,7 @@ def module_name(path: Path) -> str:
 def imports(path: Path) -> Iterator[tuple[str, int]]:
     """Every module that a file imports, anywhere in it, absolute, with its line; those for type checkers too."""
     package = path.relative_to(ROOT).parts[:-1]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -64,12 +70,13 @@ def _nodes(node: ast.AST) -> Iterator[ast.AST]:
         yield from _nodes(child)
 
 
+@functools.cache
 def graph(package: str) -> dict[str, set[str]]:
     """For each module of a package, the modules of the same package that it imports."""
     modules = {module_name(path): path for path in files(package)}
     arrows: dict[str, set[str]] = {name: set() for name in modules}
     for name, path in modules.items():
-        for node in _nodes(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in _nodes(tree(path)):
             found: Iterable[str] = ()
             if isinstance(node, ast.Import):
                 found = [alias.name for alias in node.names]

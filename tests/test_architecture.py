@@ -6,7 +6,19 @@ import ast
 
 import pytest
 
-from tests.import_graph import FLOORS, PACKAGES, ROOT, circles, files, folder_circles, folders, graph, imports, upward
+from tests.import_graph import (
+    FLOORS,
+    PACKAGES,
+    ROOT,
+    circles,
+    files,
+    folder_circles,
+    folders,
+    graph,
+    imports,
+    tree,
+    upward,
+)
 
 MAY_IMPORT = {"capture": set(), "proxy": {"capture"}, "sandbox": {"capture", "proxy", "train"}, "train": {"capture"}}
 IMPURE = {
@@ -103,7 +115,7 @@ def test_only_the_journal_and_the_lock_open_files_in_capture() -> None:
         name = str(path.relative_to(ROOT))
         if name in OPENS_FILES or name.startswith("capture/command/"):
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.Call):
                 called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
                 if called in FILE_CALLS:
@@ -113,11 +125,7 @@ def test_only_the_journal_and_the_lock_open_files_in_capture() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_module_says_what_it_is_for(package: str) -> None:
-    silent = [
-        str(path.relative_to(ROOT))
-        for path in files(package)
-        if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-    ]
+    silent = [str(path.relative_to(ROOT)) for path in files(package) if not ast.get_docstring(tree(path))]
     assert not silent
 
 

@@ -6,10 +6,11 @@ import itertools
 import re
 import time
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from capture.sse import Event, EventDecoder
+from tests.examples import examples
 
 
 def decode(data: bytes, size: int = 1 << 30) -> list[Event]:
@@ -76,7 +77,7 @@ LINE = st.sampled_from([b"data: a", b"data:b", b"data", b": c", b"event: e", b'd
 END = st.sampled_from([b"\n", b"\r\n", b"\r"])
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     blocks=st.lists(st.lists(st.tuples(LINE, END), min_size=1, max_size=4), max_size=5),
     end=END,

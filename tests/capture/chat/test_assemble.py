@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from capture.chat.assemble import Assembler, stream_of, without_ids
@@ -18,6 +18,7 @@ from capture.engines.reader import Reader
 from capture.engines.request import CaptureOptions
 from capture.engines.wires import CHAT
 from capture.sse import EventDecoder
+from tests.examples import examples
 
 
 def assemble(*deltas: dict[str, Any], **choice: Any) -> dict[str, Any]:
@@ -193,7 +194,7 @@ MESSAGE = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(messages=st.lists(MESSAGE, min_size=1, max_size=3), cuts=st.lists(st.integers(1, 90), min_size=1, max_size=30))
 def test_a_body_streamed_cut_anywhere_and_assembled_is_the_body(
     messages: list[dict[str, Any]], cuts: list[int]

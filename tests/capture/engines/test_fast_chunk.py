@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from capture.engines import engine
@@ -18,6 +18,7 @@ from capture.engines.reader import Reader
 from capture.engines.request import CaptureOptions
 from capture.engines.wires import CHAT
 from capture.sse import EventDecoder
+from tests.examples import examples
 
 VLLM = Path(__file__).parents[1] / "transcripts/vllm"
 STREAMS = [
@@ -154,7 +155,7 @@ def test_a_stream_that_is_not_strict_json_is_written_one_way(monkeypatch: pytest
     )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(OPENINGS, st.lists(st.tuples(CHUNKS, st.booleans(), st.integers(0, 400), st.integers(-1, 255)), max_size=8))
 @pytest.mark.slow
 def test_streams_of_any_making(opens: list[Any], chunks: list[tuple[dict[str, Any], bool, int, int]]) -> None:

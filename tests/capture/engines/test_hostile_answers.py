@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from capture.chat.assemble import stream_of
@@ -15,6 +15,7 @@ from capture.engines import NAMES, engine
 from capture.engines.reader import Reader
 from capture.engines.request import CaptureOptions
 from capture.engines.wires import CHAT, COMPLETIONS
+from tests.examples import examples
 
 #: Every key that the reader looks at.
 KEYS = (
@@ -37,7 +38,7 @@ HOSTILE = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(
     chunks=st.lists(
         st.fixed_dictionaries(

@@ -121,8 +121,8 @@ def test_several_secrets_in_one_text_are_all_replaced() -> None:
 
 
 HOSTILE: list[Any] = [
-    "eyJ-" * 250_000, "sk- " * 250_000, "sk-" * 300_000, "://aaaa:" * 120_000, "-eyJaaaaaaaaaaa." * 60_000,
-    "-----BEGIN PRIVATE" + " KEY-----" * 100_000, "?sig=" * 200_000, "-----BEGIN " * 90_000, "xoxb-" * 200_000,
+    "eyJ-" * 83_000, "sk- " * 83_000, "sk-" * 100_000, "://aaaa:" * 40_000, "-eyJaaaaaaaaaaa." * 20_000,
+    "-----BEGIN PRIVATE" + " KEY-----" * 33_000, "?sig=" * 66_000, "-----BEGIN " * 30_000, "xoxb-" * 66_000,
 ]  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def test_no_text_takes_more_than_linear_time(text: str) -> None:
     began = time.perf_counter()
     secrets_seen(text)
     redact_text(text)
-    assert time.perf_counter() - began < 3, "a megabyte takes a tenth of a second; a backtracking pattern takes minutes"
+    assert time.perf_counter() - began < 3, "such a text takes some milliseconds; a backtracking pattern takes minutes"
 
 
 def test_images_of_responses_items_lose_their_signatures_and_texts_stay() -> None:

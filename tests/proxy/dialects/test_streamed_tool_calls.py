@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from capture.chat.assemble import Assembler
@@ -16,6 +16,7 @@ from proxy.dialects.anthropic.dialect import AnthropicDialect
 from proxy.dialects.base import ChatRequest, Dialect
 from proxy.dialects.gemini.dialect import GeminiDialect
 from proxy.dialects.responses.dialect import ResponsesDialect
+from tests.examples import examples
 
 Json = dict[str, Any]
 #: A call as an agent gets it: id, name, parsed arguments.
@@ -328,7 +329,7 @@ values = st.recursive(
 
 
 @each_client
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.data())
 def test_any_interleaving_of_any_calls(client: Client, data: st.DataObject) -> None:
     """Each call is cut anywhere; the pieces of different calls, and of text, are mixed in any order."""

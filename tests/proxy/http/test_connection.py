@@ -12,13 +12,14 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.http.client_request import AgentLeft, ClientRequest
 from proxy.http.connection import Connection, Handler
 from proxy.http.limits import Limits
 from proxy.http.listener import Listener
+from tests.examples import examples
 from tests.proxy.conftest import Started
 from tests.proxy.fake_engine import FakeEngine, Seen, replays
 from tests.proxy.raw import connection, exchange, post, statuses, until_quiet
@@ -443,7 +444,7 @@ async def test_a_connection_that_is_lost_anywhere_leaves_no_garbage(data: bytes)
         gc.enable()
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.sampled_from(REQUESTS), min_size=1, max_size=5), st.lists(st.integers(0, 1 << 20), max_size=8))
 async def test_requests_are_answered_the_same_wherever_their_bytes_are_split(
     requests: list[bytes], cuts: list[int]
@@ -455,7 +456,7 @@ async def test_requests_are_answered_the_same_wherever_their_bytes_are_split(
     assert await replies([data[start:end] for start, end in pairwise(at)]) == whole
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.sampled_from(REQUESTS), st.integers(0, 400), st.binary(min_size=1, max_size=6), st.lists(st.integers(0, 999)))
 async def test_whatever_comes_is_answered_or_refused(data: bytes, at: int, put: bytes, cuts: list[int]) -> None:
     """A byte that is wrong anywhere: an answer of HTTP, or the end of the connection, and no fault of ours."""

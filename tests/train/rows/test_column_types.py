@@ -83,8 +83,13 @@ LATE: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("form", ["prime-sft", "trl-sft", "skyrl-sft"])
-@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize(
+    ("form", "late"),
+    [
+        *(("trl-sft", late) for late in LATE),
+        *(pytest.param(form, late, marks=pytest.mark.slow) for form in ("prime-sft", "skyrl-sft") for late in LATE),
+    ],
+)
 def test_rows_that_show_a_type_late_come_first(tmp_path: Path, form: str, late: str) -> None:
     specs = [{"calls": plain_calls(), **spec} for spec in LATE[late]]
     job = make_job(tmp_path / "job", specs)

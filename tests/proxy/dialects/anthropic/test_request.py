@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from capture.chat.assemble import Assembler, stream_of
@@ -15,6 +15,7 @@ from capture.sequences.purpose import purpose
 from proxy.dialects.anthropic.blocks import input_of
 from proxy.dialects.anthropic.dialect import AnthropicDialect
 from proxy.errors import Refusal
+from tests.examples import examples
 
 MESSAGES = AnthropicDialect()
 #: Requests of Claude Code 2.1.197, recorded against a scripted API: by default, lean, and with an API that fails.
@@ -168,7 +169,7 @@ def turns(draw: st.DrawFn) -> dict[str, Any]:
     return message
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(turns(), min_size=1, max_size=4), st.data())
 def test_a_conversation_that_went_through_both_ways_is_the_same(
     conversation: list[dict[str, Any]], data: st.DataObject

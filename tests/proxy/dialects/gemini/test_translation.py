@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from google.genai import types
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat.completion_create_params import CompletionCreateParams
 from pydantic import TypeAdapter
@@ -18,6 +18,7 @@ from capture.chat.assemble import stream_of
 from proxy.dialects.base import ChatRequest, ReplyTranslator
 from proxy.dialects.gemini.dialect import GeminiDialect
 from proxy.errors import Refusal
+from tests.examples import examples
 from tests.proxy.dialects.responses.test_round_trip import turns
 
 CHAT: TypeAdapter[Any] = TypeAdapter(CompletionCreateParams)
@@ -215,7 +216,7 @@ def test_a_failure_and_a_ping() -> None:
     assert GEMINI.error(500, "x", {"error": {"message": "image input is not supported"}})[0] == 400
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(turns(), min_size=1, max_size=4), st.booleans())
 def test_a_conversation_that_went_through_both_ways_is_the_same(
     conversation: list[dict[str, Any]], thoughts: bool
@@ -272,7 +273,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return ([path] if path else []) + [place for name, item in below for place in places(item, (*path, name))]
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(st.data())
 def test_a_strange_value_anywhere_is_a_chat_request_or_a_refusal(data: st.DataObject) -> None:
     body = copy.deepcopy(data.draw(st.sampled_from(BODIES)))

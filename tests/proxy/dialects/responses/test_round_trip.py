@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from capture.chat.assemble import Assembler, stream_of
 from proxy.dialects.responses.dialect import ResponsesDialect
+from tests.examples import examples
 
 RESPONSES = ResponsesDialect()
 RUN = {"type": "function", "name": "run", "parameters": {"type": "object"}}
@@ -54,7 +55,7 @@ def asked(items: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     return {"model": "m", "input": items, "tools": TOOLS, "include": include, "store": False, **more}
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(turns(), min_size=1, max_size=4), st.data())
 def test_a_conversation_that_went_through_both_ways_is_the_same(
     conversation: list[dict[str, Any]], data: st.DataObject

@@ -7,12 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.dialects.responses.dialect import ResponsesDialect
 from proxy.dialects.responses.reply_items import dumps
 from proxy.errors import Refusal
+from tests.examples import examples
 
 RESPONSES = ResponsesDialect()
 CODEX = Path(__file__).parents[1] / "transcripts/codex"
@@ -55,7 +56,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 PLACES = [places(body) for body in BODIES]
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(st.data())
 def test_a_strange_value_anywhere_is_a_chat_request_or_a_refusal(data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(BODIES) - 1))
@@ -78,7 +79,7 @@ def test_a_strange_value_anywhere_is_a_chat_request_or_a_refusal(data: st.DataOb
     reply.cache_entries()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.dictionaries(st.sampled_from(["role", "content", "reasoning", "tool_calls", "refusal"]), values)))
 def test_a_strange_delta_is_passed_over(deltas: list[dict[str, Any]]) -> None:
     reply = RESPONSES.reply(RESPONSES.translate({"model": "m", "input": "x"}, {}))
