@@ -96,6 +96,31 @@ class EmbeddedEngine:
             raise
         return self
 
+    def check(self, model_path: Path) -> None:
+        """Loads other weights in a process beside this one, which serves on, and drops them. Raises `EngineError`."""
+        if not model_path.is_file():
+            raise EngineError(f"there is no file {model_path}; give the path of a GGUF file on the engine's host")
+        with EmbeddedEngine(
+            model_path, host=self._address[0], model=self.model, n_ctx=SLOT_TOKENS, slots=1, threads=self._threads,
+            ready_timeout=self._ready_timeout,
+        ):  # fmt: skip
+            pass
+
+    def reload(self, model_path: Path) -> None:
+        """Serves other weights at the same address, a few seconds later; calls in flight break off.
+
+        Where they cannot be served the old weights are again, and `EngineError` says why; `check` tells before.
+        """
+        before, self._model_path = self._model_path, model_path
+        self._address = self._address[0], int(self.base_url.removesuffix("/v1").rpartition(":")[2])
+        self.stop()
+        try:
+            self.start()
+        except EngineError as error:
+            self._model_path = before
+            self.start()
+            raise EngineError(f"{error} The old weights are served again.") from error
+
     def stop(self) -> None:
         """Ends the child at once; safe to call twice."""
         child, self._child = self._child, None

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sandbox.embedded_engine import EmbeddedEngine, default_threads, last_words
+from sandbox.embedded_engine import EmbeddedEngine, default_threads, find_weights, last_words
 from sandbox.errors import EngineError
 
 ROOT = Path(__file__).parents[2]
@@ -155,3 +155,44 @@ def test_without_the_extra_the_error_says_what_to_install(tmp_path: Path) -> Non
 
 def test_a_core_is_left_for_others() -> None:
     assert 1 <= default_threads() <= max(1, (os.cpu_count() or 1) - 1)
+
+
+def completion(engine: EmbeddedEngine) -> list[float]:
+    body = {"model": engine.model, "prompt": "Two colours are", "max_tokens": 4, "temperature": 0, "logprobs": 1}
+    answer = post(f"{engine.base_url}/completions", body)
+    return [entry["logprob"] for entry in answer["choices"][0]["logprobs"]["content"]]
+
+
+def other_weights(path: Path) -> Path:
+    """The packaged model with its last tensor data overwritten: it loads, and samples otherwise."""
+    data = bytearray(find_weights().read_bytes())
+    data[-2_000_000:-1_000_000] = data[-3_000_000:-2_000_000]
+    path.write_bytes(data)
+    return path
+
+
+def test_other_weights_are_served_at_the_same_address(tmp_path: Path) -> None:
+    weights = other_weights(tmp_path / "step-2.gguf")
+    with EmbeddedEngine(slots=1, n_ctx=512) as engine:
+        address, before = engine.base_url, completion(engine)
+        engine.check(weights)
+        assert completion(engine) == before
+        engine.reload(weights)
+        assert engine.base_url == address and completion(engine) != before
+        engine.reload(find_weights())
+        assert completion(engine) == before
+
+
+def test_weights_that_cannot_be_loaded_leave_the_old_ones_serving(tmp_path: Path) -> None:
+    torn = tmp_path / "torn.gguf"
+    torn.write_bytes(find_weights().read_bytes()[:1_000_000])
+    (tmp_path / "text.gguf").write_text("no model")
+    with EmbeddedEngine(slots=1, n_ctx=512) as engine:
+        before, pid = completion(engine), engine.pid
+        for name, words in (("torn.gguf", "torn.gguf"), ("text.gguf", "text.gguf"), ("none.gguf", "there is no file")):
+            with pytest.raises(EngineError, match=words):
+                engine.check(tmp_path / name)
+        assert engine.pid == pid and completion(engine) == before
+        with pytest.raises(EngineError, match="The old weights are served again"):
+            engine.reload(torn)
+        assert completion(engine) == before
