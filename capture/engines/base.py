@@ -86,6 +86,12 @@ class Engine:
         ids = self.parse_rendered((yield path, asked))
         return None if ids is None else len(ids)
 
+    def weight_versions(self, answer: dict[str, Any]) -> list[Any] | None:
+        """Per choice of a whole answer, `[{"version", "start", "end"}, ...]`: which weights sampled which of its ids.
+        None where the engine does not say.
+        """
+        return None
+
     def matched_stop(self, answer: Answer) -> str | None:
         """The stop string that ended the answer, where the answer itself does not have it; "" for one of several."""
         return None

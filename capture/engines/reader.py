@@ -257,6 +257,10 @@ class Reader(Answer):
             ]
         return body
 
+    def weight_versions(self) -> list[Any] | None:
+        """Per choice, which weights sampled which of its ids, where the engine says so."""
+        return None if self._whole is None else self.engine.weight_versions(self._whole)
+
     @property
     def _broke_off(self) -> bool:
         """Whether the engine itself ended the reply too early, and not the connection."""

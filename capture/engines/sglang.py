@@ -83,6 +83,18 @@ class SGLang(Engine):
         lost = logprobs < sampled and answer.streamed
         return "logprobs_incomplete_in_stream" if lost else super().logprobs_lost(answer, sampled, logprobs)
 
+    def weight_versions(self, answer: dict[str, Any]) -> list[Any] | None:
+        # 0.5.23, unstreamed alone. `metadata` is of the first choice; "default" is the name where nobody gave one.
+        choices = answer.get("choices")
+        metas = [_object(_object(choice).get("meta_info")) for choice in choices] if isinstance(choices, list) else []
+        found = [meta.get("weight_versions") for meta in metas]
+        if found and found[0] is None:
+            found[0] = _object(answer.get("metadata")).get("weight_versions")
+        named = any(
+            _object(row).get("version") != "default" for rows in found if isinstance(rows, list) for row in rows
+        )
+        return found if named else None
+
     def ids_lost_by_cut(self, answer: Answer) -> str:
         return "ids_lost_stream_aborted" if answer.wire == CHAT else "stream_aborted"
 
@@ -110,6 +122,10 @@ class SGLang(Engine):
 
     def reply_end(self, choice: dict[str, Any], body: dict[str, Any]) -> str:
         return reply_end(choice, "matched_stop", body, keeps_stop=bool(body.get("no_stop_trim")))
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 #: `ChatCompletionRequest._DEFAULT_SAMPLING_PARAMS` of SGLang 0.5.23.

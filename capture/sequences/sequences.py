@@ -15,6 +15,7 @@ import orjson
 
 from capture.record import Completion, Ids
 from capture.sequences.threads import Placement
+from capture.sequences.versions import VersionRange, VersionSpan, version_spans
 
 #: Kinds of calls that serve the agent but are not its own work: they never break its sequence.
 SIDE_KINDS = frozenset({"helper", "title", "summary", "compaction"})
@@ -33,6 +34,8 @@ class Turn:
     kind: str = "agent"
     #: The versions of the weights while the call ran, in order.
     policy_versions: tuple[str, ...] = ()
+    #: Per choice, which version sampled which of its ids, where the engine said so.
+    version_ranges: Sequence[Sequence[VersionRange]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,8 @@ class TokenSequence:
     spans: tuple[Span, ...]
     logprobs: tuple[float, ...]
     policy_versions: tuple[str, ...] = ()
+    #: One or more per span; empty where nobody told a version.
+    version_spans: tuple[VersionSpan, ...] = ()
 
     @property
     def sampled(self) -> int:
@@ -188,6 +193,7 @@ def _sequence(thread: int, path: Sequence[tuple[Turn, int]], trained: set[tuple[
     parts: list[Ids] = []
     spans: list[Span] = []
     logprobs: list[float] = []
+    by_version: list[VersionSpan] = []
     at = 0
     held = len(root.prompt.text)  # bytes of prompt text that the sequence holds already
     for turn, position in path:
@@ -199,6 +205,8 @@ def _sequence(thread: int, path: Sequence[tuple[Turn, int]], trained: set[tuple[
             trained.add((turn.call, position))
             spans.append(Span(turn.call, turn.line, at, len(choice.token_ids)))
             logprobs += choice.logprobs
+            ranges = turn.version_ranges[position] if position < len(turn.version_ranges) else ()
+            by_version += version_spans(at, len(choice.token_ids), ranges, turn.policy_versions)
         at += len(choice.token_ids)
         parts += [tail, choice.token_ids]
         # The next prompt begins with this prompt and this choice.
@@ -215,4 +223,5 @@ def _sequence(thread: int, path: Sequence[tuple[Turn, int]], trained: set[tuple[
         spans=tuple(spans),
         logprobs=tuple(map(float, logprobs)),
         policy_versions=tuple(versions),
+        version_spans=tuple(by_version) if versions else (),
     )

@@ -30,6 +30,8 @@ class Facts:
     policy_version: str | None
     #: The name that the session had the policy called by, whatever the agent asked for.
     model: str | None = None
+    #: Whether the version was read in the name of the adapter that the call was made to, which stays what it is.
+    version_in_name: bool = False
     dialect: str = ""
     call_type: str = "chat_completion"
     outcome: str = "ok"
@@ -92,7 +94,7 @@ class Facts:
         """
         self.ended_at = time.time()
         self.duration_ms = round((time.perf_counter() - self.started) * 1000, 3)
-        if options.policy_version != self.policy_version and options.model == self.model:
+        if options.policy_version != self.policy_version and options.model == self.model and not self.version_in_name:
             self.policy_version_end = options.policy_version
 
     def capture(self, reader: Reader | None, wanted: bool, readable: bool) -> TokenCapture | None:

@@ -82,6 +82,8 @@ def journal_line(
         metadata["chat_response"] = _cleaned(translated.chat)
     if facts.held_seconds:
         metadata["held_ms"] = round(facts.held_seconds * 1000, 3)
+    if reader is not None and (versions := reader.weight_versions()) is not None:
+        metadata["weight_versions"] = versions
     if facts.token_in is not None:
         metadata["token_in"] = facts.token_in
     if capture is not None and facts.logprobs is not None:

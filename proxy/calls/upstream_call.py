@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from capture.engines.base import Engine
@@ -20,6 +21,7 @@ from proxy.calls.reply_bytes import loads, refusal_text
 from proxy.calls.request_body import Request
 from proxy.errors import UpstreamError, UpstreamUnreachable
 from proxy.http.client_request import ClientRequest
+from proxy.sessions.policy import version_in_name
 from proxy.sessions.session import Session
 from proxy.settings import Settings
 from proxy.token_in.planner import PromptPlan, TokenIn
@@ -79,10 +81,22 @@ class UpstreamCall:
             try:
                 self.engine = await replica.identify()
                 self.facts.sent_to(replica)
+                if self.facts.policy_version is None:
+                    await self._read_version(replica, request.upstream.get("model"))
                 return await self._ask(replica, self.engine, request)
             except UpstreamUnreachable:
                 self.session.replicas.failed(replica)
                 tried.add(replica)
+
+    async def _read_version(self, replica: Replica, model: object) -> None:
+        """Where nobody told the version, it is that of the adapter which the call names, as TRL names them."""
+        version = version_in_name(model)
+        if version is None:
+            return
+        adapter = str(model).rpartition(":")[2]  # SGLang's BASE:ADAPTER
+        with suppress(UpstreamError):  # the call itself says what is wrong
+            if await replica.serves_adapter(adapter):
+                self.facts.policy_version, self.facts.version_in_name = version, True
 
     async def _ask(self, replica: Replica, engine: Engine, request: Request) -> Response:
         """Sends the request with what we ask for besides; where the engine refuses, once more as the agent sent it.

@@ -31,6 +31,8 @@ log = logging.getLogger("proxy")
 #: Seconds without a call after which an engine is asked again what it is. No engine loads its weights in less, so a
 #: restart with other weights or another version is noticed: here, or by calls that fail.
 UNUSED = 10.0
+#: Names of models of which it is remembered whether they are adapters.
+MOST_ADAPTERS = 256
 
 
 @dataclass(eq=False)
@@ -61,6 +63,8 @@ class Replica:
     down: bool = False
     #: Seconds between two checks of a replica that is down. No call goes there, unless all replicas are down.
     check_interval: float = 5.0
+    #: Models that turned out to be LoRA adapters, or not to be.
+    _adapters: dict[str, bool] = field(default_factory=dict)
     used_at: float = field(default_factory=time.monotonic)
     #: Whether another engine may be at its address by now.
     doubted: bool = False
@@ -91,6 +95,7 @@ class Replica:
                     self.buffered.clear()
                     self.streams_anyway.clear()
                     self.measured = None
+                    self._adapters.clear()
                 self.engine, self.version, self.doubted = engine(name), version, unsure
                 if self.measures is not None and self.measured is None and not self._measuring.locked():
                     self._remeasuring = asyncio.ensure_future(self._measure_again(*self.measures))
@@ -100,6 +105,23 @@ class Replica:
         """It broke off an answer or cannot be reached: what comes back may be another version, or started otherwise."""
         self.doubted = True
         self.measured = None
+
+    async def serves_adapter(self, model: str) -> bool:
+        """Whether it lists a model of this name with a base model, its `parent` (vLLM 0.32, SGLang 0.5.23): an adapter.
+
+        A listed name is asked about once. Raises `UpstreamError`.
+        """
+        known = self._adapters.get(model)
+        if known is None:
+            listed = await self.get_json("/v1/models")
+            rows = listed.get("data") if isinstance(listed, dict) else None
+            row = next((row for row in _rows(rows) if row.get("id") == model), None)
+            if row is None:
+                return False
+            while len(self._adapters) >= MOST_ADAPTERS:
+                del self._adapters[next(iter(self._adapters))]
+            known = self._adapters[model] = bool(row.get("parent"))
+        return known
 
     def mark_down(self) -> None:
         """No call goes there from now on; it is checked regularly whether it is back."""
@@ -302,6 +324,10 @@ def first_model(models: Any) -> str:
     rows = models.get("data") if isinstance(models, dict) else None
     first = rows[0] if isinstance(rows, list) and rows else None
     return str(first.get("id")) if isinstance(first, dict) else "default"
+
+
+def _rows(value: Any) -> list[dict[str, Any]]:
+    return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
 
 
 def _sessions(replica: Replica) -> int:

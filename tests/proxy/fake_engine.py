@@ -48,11 +48,13 @@ class FakeEngine:
         engine: str = "vllm",
         keep: float | None = None,
         models: Sequence[str] = ("my-policy",),
+        adapters: Sequence[str] = (),
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.answers = list(answers)
         self.engine = engine
         self.models = models
+        self.adapters = adapters
         self.keep = keep
         self.tls = tls
         self.seen: list[Seen] = []
@@ -137,7 +139,8 @@ class FakeEngine:
         body = known.get(self.engine, {}).get(path)
         if path.startswith("/v1/models"):
             rows = [{"id": name, "object": "model", "owned_by": self.engine} for name in self.models]
-            body = {"object": "list", "data": rows}
+            adapters = [{"id": name, "object": "model", "parent": self.models[0]} for name in self.adapters]
+            body = {"object": "list", "data": rows + adapters}
         return whole(404, {"detail": "Not Found"}) if body is None else whole(200, body)
 
 

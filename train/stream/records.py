@@ -49,11 +49,23 @@ class CallRecord(TypedDict):
     chat: NotRequired[ChatRecord | None]
 
 
+class VersionSpanRecord(TypedDict):
+    """`length` sampled ids from `completion_ids[offset]` on, and the version of the weights that sampled them.
+
+    Where `policy_version_end` is not None, the weights changed somewhere between, and the engine did not say where.
+    """
+
+    offset: int
+    length: int
+    policy_version: str | None
+    policy_version_end: str | None
+
+
 class SequenceRecord(TypedDict):
     """One token sequence: P `prompt_ids`, C `completion_ids`, and C values each of mask and logprobs.
 
     The mask is 1 for a sampled id and 0 for an id of the environment. Logprobs are natural logarithms, 0.0 where the
-    mask is 0. `calls` are 0-based lines of `llm_trajectory.jsonl`.
+    mask is 0. `calls` are 0-based lines of `llm_trajectory.jsonl`. `version_spans` as in a `SegmentRecord`.
     """
 
     thread: int
@@ -63,6 +75,7 @@ class SequenceRecord(TypedDict):
     completion_ids: list[int]
     completion_mask: list[int]
     completion_logprobs: list[float]
+    version_spans: list[VersionSpanRecord]
 
 
 class SegmentRecord(TypedDict):
@@ -70,7 +83,8 @@ class SegmentRecord(TypedDict):
 
     `start` says why it begins where it does (null: it begins a conversation). `calls` and the calls in `call_spans` are
     0-based lines of `llm_trajectory.jsonl`. A span is the `length` ids that the call sampled, starting at
-    `completion_ids[offset]`.
+    `completion_ids[offset]`. `version_spans` divide the sampled ids by the version of the weights, as exactly as
+    the engine says it; empty where nobody told a version.
     """
 
     segment: int
@@ -86,6 +100,7 @@ class SegmentRecord(TypedDict):
     logprobs: list[float]
     call_spans: list[dict[str, int]]
     policy_versions: list[str]
+    version_spans: list[VersionSpanRecord]
     digest: str
 
 
@@ -148,6 +163,7 @@ class Encode:
             "calls": list(sequence.lines),
             "prompt_ids": self.ids(sequence.prompt_ids),
             "completion_ids": self.ids(sequence.completion_ids),
+            "version_spans": [span.to_json() for span in sequence.version_spans],
         }
         if self.text:
             row["completion_mask"] = orjson.Fragment(b"[" + sequence.mask_text(b"1", b"0") + b"]")

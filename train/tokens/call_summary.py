@@ -10,6 +10,7 @@ from capture.errors import RecordError
 from capture.journal.call import Call, TokenIn
 from capture.record import TokenCapture
 from capture.sequences.sequences import SIDE_KINDS, Turn
+from capture.sequences.versions import VersionRange, read_ranges
 from capture.token_ids import Ids
 from train.tokens.sampling import not_plain, sampling_of
 
@@ -41,11 +42,13 @@ class CallSummary:
     refusal: str | None
     sampling: dict[str, Any]
     not_plain: list[str]
-    #: The versions of the weights while the call ran: one, or two where they were updated meanwhile.
+    #: The versions of the weights while the call ran: one, or more where they were updated meanwhile.
     policy_versions: tuple[str, ...]
     retry_of: int | None
     kind: str = "agent"
     token_in: TokenIn | None = None
+    #: Per choice, which version sampled which of its ids, where the engine said so.
+    version_ranges: tuple[tuple[VersionRange, ...], ...] = ()
 
     @classmethod
     def of(cls, call: Call) -> CallSummary:
@@ -55,6 +58,7 @@ class CallSummary:
         except RecordError as error:
             unreadable = str(error)
         retry_of = call.metadata.get("retry_of")
+        ranges = _version_ranges(call, capture)
         return cls(
             number=call.number,
             line=call.line,
@@ -67,9 +71,10 @@ class CallSummary:
             refusal=_refusal(call, capture),
             sampling=sampling_of(call),
             not_plain=not_plain(call),
-            policy_versions=_policy_versions(call),
+            policy_versions=_policy_versions(call, ranges),
             retry_of=retry_of if isinstance(retry_of, int) else None,
             token_in=_token_in(call),
+            version_ranges=ranges,
         )
 
     @property
@@ -98,6 +103,7 @@ class CallSummary:
             choices=self.capture.completions,
             kind=self.kind,
             policy_versions=self.policy_versions,
+            version_ranges=self.version_ranges,
         )
 
 
@@ -122,7 +128,20 @@ def _refusal(call: Call, capture: TokenCapture | None) -> str | None:
     return None
 
 
-def _policy_versions(call: Call) -> tuple[str, ...]:
+def _version_ranges(call: Call, capture: TokenCapture | None) -> tuple[tuple[VersionRange, ...], ...]:
+    """Empty where the engine did not say it for all choices."""
+    told = call.metadata.get("weight_versions")
+    if capture is None or not isinstance(told, list) or len(told) != len(capture.completions):
+        return ()
+    pairs = zip(told, capture.completions, strict=True)
+    ranges = tuple(read_ranges(rows, len(choice.token_ids or ())) for rows, choice in pairs)
+    return ranges if all(ranges) else ()
+
+
+def _policy_versions(call: Call, ranges: tuple[tuple[VersionRange, ...], ...]) -> tuple[str, ...]:
+    """What sampled is the engine's to say; what the proxy was told is when."""
+    if ranges:
+        return tuple(dict.fromkeys(each.version for choice in ranges for each in choice))
     versions = (call.metadata.get("policy_version"), call.metadata.get("policy_version_end"))
     return tuple(dict.fromkeys(str(version) for version in versions if version is not None))
 

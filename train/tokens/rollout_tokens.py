@@ -13,6 +13,7 @@ from capture.journal.journal import JournalReader
 from capture.record import Completion
 from capture.sequences.sequences import TRAINABLE_KINDS, Span, TokenSequence, merge
 from capture.sequences.threads import Placement, Threads
+from capture.sequences.versions import VersionSpan, version_spans
 from capture.token_ids import Ids
 from train.rollouts.rollouts import Rollout
 from train.tokens.break_evidence import find_breaks, retried_calls
@@ -220,7 +221,16 @@ def one_call_sequence(call: CallSummary, prompt_ids: Ids, choice: Completion, th
         spans=(Span(call.number, call.line, 0, len(choice.token_ids)),),
         logprobs=tuple(float(value) for value in choice.logprobs),
         policy_versions=call.policy_versions,
+        version_spans=_version_spans(call, choice),
     )
+
+
+def _version_spans(call: CallSummary, choice: Completion) -> tuple[VersionSpan, ...]:
+    assert call.capture is not None and choice.token_ids is not None
+    if not call.policy_versions:
+        return ()
+    ranges = call.version_ranges[call.capture.completions.index(choice)] if call.version_ranges else ()
+    return tuple(version_spans(0, len(choice.token_ids), ranges, call.policy_versions))
 
 
 def _name_kinds(calls: Sequence[CallSummary], placements: dict[int, Placement], journal: JournalReader) -> None:
@@ -265,6 +275,7 @@ def _note(
         "call_spans": [{"call": span.line, "offset": span.offset, "length": span.length} for span in segment.spans],
         "sampled_tokens": segment.sampled,
         "policy_versions": list(segment.policy_versions),
+        "version_spans": [span.to_json() for span in segment.version_spans],
         "digest": segment.digest(),
     }
 

@@ -533,6 +533,25 @@ async def test_a_policy_that_changes_in_mid_call_is_stamped_at_both_ends(started
     assert (call.metadata["policy_version"], call.metadata["policy_version_end"]) == ("step-1", "step-2")
 
 
+@pytest.mark.parametrize("path", ["/chat/completions", "/messages", "/responses"])
+async def test_which_weights_sampled_which_ids_is_recorded_where_the_engine_says_it(
+    started: Started, path: str
+) -> None:
+    answer = json.loads(transcript("sglang/chat-return_token_ids-nostream")[1])
+    versions = [{"version": "7", "start": 0, "end": 2}, {"version": "8", "start": 2, "end": 5}]
+    answer["choices"][0]["meta_info"]["weight_versions"] = versions
+    said = {"input": "Name two colours."} if path == "/responses" else {"messages": CHAT["messages"], "max_tokens": 9}
+    body = {"model": "my-policy", "stream": True, **said}
+    async with (
+        FakeEngine(answers(200, answer), engine="sglang") as engine,
+        started(engine.url, engine="sglang", buffered=True, policy_version="7") as bench,
+    ):
+        assert (await bench.client.post(path, json=body)).is_success
+        call = bench.call()
+    assert call.metadata["weight_versions"] == [versions]
+    assert call.metadata["policy_version"] == "7"
+
+
 async def test_a_full_disk_costs_the_record_not_the_call(started: Started) -> None:
     async with FakeEngine(replays("vllm/chat-plain-length-nostream")) as engine, started(engine.url) as bench:
         session = bench.proxy.sessions.default

@@ -131,3 +131,46 @@ async def test_a_call_in_flight_has_two_versions_unless_the_new_one_has_another_
         assert (await call).is_success
         recorded = bench.call()
     assert (recorded.metadata["policy_version"], recorded.metadata["policy_version_end"]) == ("1", end)
+
+
+async def test_where_nobody_told_a_version_it_is_read_in_the_name_of_an_adapter(started: Started) -> None:
+    names = ["lora-v3", "lora-v12", "lora-v3", "base:lora-v12", "base-v9", "other-v1", "plain"]
+    async with (
+        FakeEngine(replays(PLAIN), models=["base-v9", "plain"], adapters=["lora-v3", "lora-v12"]) as engine,
+        started(engine.url) as bench,
+    ):
+        for name in names:
+            assert (await bench.client.post("/chat/completions", json={**CHAT, "model": name})).is_success
+        asked = [seen.path for seen in engine.seen].count("/v1/models")
+        calls = bench.calls()
+    assert [call.metadata["policy_version"] for call in calls] == ["3", "12", "3", "12", None, None, None]
+    assert [call.metadata["policy_version_end"] for call in calls] == [None] * 7
+    assert asked == 4, "a listed name is asked about once"
+
+
+async def test_a_version_that_was_told_counts_before_one_in_a_name(started: Started) -> None:
+    async with FakeEngine(replays(PLAIN), adapters=["lora-v3"]) as engine, started(engine.url) as bench:
+        lora = {**CHAT, "model": "lora-v3"}
+        await bench.client.post("/chat/completions", json=lora)
+        await bench.proxy.set_policy("step-500")
+        await bench.client.post("/chat/completions", json=lora)
+        calls = bench.calls()
+    assert [call.metadata["policy_version"] for call in calls] == ["3", "step-500"]
+
+
+async def test_a_call_to_an_adapter_keeps_its_version_while_the_next_one_is_told(started: Started) -> None:
+    arrived, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(seen: Seen) -> AsyncIterator[bytes]:
+        arrived.set()
+        await go_on.wait()
+        yield whole(200, transcript(PLAIN)[1])
+
+    async with FakeEngine(slow, adapters=["lora-v3"]) as engine, started(engine.url) as bench:
+        call = asyncio.ensure_future(bench.client.post("/chat/completions", json={**CHAT, "model": "lora-v3"}))
+        await arrived.wait()
+        await bench.proxy.set_policy("4")
+        go_on.set()
+        assert (await call).is_success
+        recorded = bench.call()
+    assert (recorded.metadata["policy_version"], recorded.metadata["policy_version_end"]) == ("3", None)

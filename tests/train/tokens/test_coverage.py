@@ -418,6 +418,49 @@ def test_weights_that_were_updated_in_flight_are_both_versions(
     assert [first["policy_version"], first["policy_version_end"]] == [*versions, None, None][:2]
 
 
+@pytest.mark.parametrize(
+    ("ranges", "versions", "spans"),
+    [
+        ([("6", 0, 1), ("7", 1, 4)], ["6", "7"], [(0, 1, "6", None), (1, 3, "7", None)]),
+        ([("6", 0, 4)], ["6"], [(0, 4, "6", None)]),
+        ([("6", 0, 1)], ["1", "2"], [(0, 4, "1", "2")]),
+        ([], ["1", "2"], [(0, 4, "1", "2")]),
+    ],
+)
+def test_what_the_engine_says_about_the_weights_of_each_id_counts_before_what_the_proxy_was_told(
+    tmp_path: Path, ranges: list[Any], versions: list[str], spans: list[Any]
+) -> None:
+    told = {"policy_version": "1", "policy_version_end": "2"}
+    (call,) = conversation(1, **told)
+    call["metadata"]["weight_versions"] = [
+        [{"version": version, "start": start, "end": end} for version, start, end in ranges]
+    ]
+    ids = call["metadata"]["token_capture"]["completions"][0]["token_ids"]
+    assert len(ids) == 4
+    seen = tokens(tmp_path, [call])
+    (note,) = seen.segment_notes
+    assert note["policy_versions"] == versions
+    names = ("offset", "length", "policy_version", "policy_version_end")
+    assert [tuple(span[name] for name in names) for span in note["version_spans"]] == spans
+    assert [seen.captured_calls[0]["policy_version"], seen.captured_calls[0]["policy_version_end"]] == [
+        *versions, None, None,
+    ][:2]  # fmt: skip
+
+
+def test_a_call_that_never_reached_the_engine_is_nothing_that_is_missing(tmp_path: Path) -> None:
+    """The agent gave up while engines were paused, and went on with another call."""
+    first, second = conversation(2, sampling=PLAIN)
+    second["metadata"]["call"] = 2
+    never = failed(1)
+    never["metadata"]["outcome"] = "aborted"
+    never["response"] |= {"status_code": 0, "body": None}
+    why = {"reason": "request_failed", "code": "never_sent", "detail": "x"}
+    never["metadata"]["token_capture"]["unavailable"] = dict.fromkeys(
+        ("prompt_token_ids", "completion_token_ids", "logprobs"), why
+    )
+    assert line_of(tmp_path, [first, never, second]).startswith("yes  write-number__5cfd1b6d [vllm]: 2/2 calls")
+
+
 # what is not whole
 
 
