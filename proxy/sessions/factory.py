@@ -66,7 +66,7 @@ class SessionFactory:
         if policy is not None:
             self.set_all_policies(policy)
         for pool in self.pools.values():
-            pool.doubt()
+            pool.identify_again()
         self.gate.open()
 
     def defaults(self) -> Defaults:

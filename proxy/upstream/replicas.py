@@ -304,7 +304,7 @@ class Replicas:
     def failed(self, replica: Replica) -> None:
         replica.mark_down()
 
-    def doubt(self) -> None:
+    def identify_again(self) -> None:
         """Each is asked again what it is before its next call: it may have been started again."""
         for replica in self.all:
             replica.doubted = True
