@@ -59,6 +59,8 @@ def report(found: Audit) -> Iterator[str]:
         below = end
     if found.skipped:
         yield f"{found.skipped} calls are not complete and were not compared"
+    if found.cut:
+        yield f"{found.cut} calls have logprobs after top_k, top_p or min_p and were not compared"
     beyond = found.beyond
     yield f"{len(beyond)} of {len(found.calls)} calls are beyond the tolerance of {found.tolerance:g}"
     for call in beyond[:LISTED]:

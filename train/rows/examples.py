@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from train.rows.formats.base import ConversationExample, Format, Origin, TokenEx
 from train.rows.skip_reasons import Tally
 from train.tokens.call_summary import CallSummary
 from train.tokens.rollout_tokens import RolloutTokens, one_call_sequence, read_tokens
-from train.tokens.sampling import not_plain, sentence
+from train.tokens.sampling import biasing, is_applied, not_plain, sentence, temperature_sentence
 
 #: The finish reasons of a reply that reached its length limit: chat, Anthropic messages, OpenAI responses.
 CUT: Final = frozenset({"length", "max_tokens", "incomplete"})
@@ -138,10 +138,10 @@ def token_examples(rollout: Rollout, origin: Origin, options: ExampleOptions, ta
     tokens = read_tokens(rollout, on_call=find_secrets if options.redact else None)
     by_line = {call.line: call for call in tokens.calls}
     tally.exchanges_seen += len(by_line)
-    biases: list[str] = []
+    odd_calls: list[CallSummary] = []
     for segment, sequence in enumerate(_sequences(tokens, options, tally)):
         calls = [by_line[line] for line in sequence.lines]
-        odd = next((call.not_plain for call in calls if call.not_plain), None)
+        odd = [call for call in calls if call.not_plain]
         if not sequence.sampled:
             tally.leave_out("nothing_sampled")
         elif odd and options.plain_sampling:
@@ -149,10 +149,21 @@ def token_examples(rollout: Rollout, origin: Origin, options: ExampleOptions, ta
         elif secret.intersection(sequence.lines):
             tally.leave_out("secret_in_ids")
         else:
-            biases = biases or odd or []
-            yield TokenExample(origin, sequence, segment, [call.sampling for call in calls])
-    if biases and options.form.notes_sampling:
-        tally.note(f"{origin.rollout_dir}: {sentence(biases)}")
+            odd_calls = odd_calls or odd
+            yield TokenExample(
+                origin, sequence, segment, [call.sampling | {"logprobs": call.logprobs.to_json()} for call in calls]
+            )
+    if odd_calls and options.form.notes_sampling:
+        tally.note(f"{origin.rollout_dir}: {_sampling_note(odd_calls)}")
+
+
+def _sampling_note(odd: Sequence[CallSummary]) -> str:
+    """About the first call whose sampling biases ratios; else about the temperatures that the logprobs have applied."""
+    for call in odd:
+        if biases := biasing(call.not_plain, call.logprobs):
+            return sentence(biases, call.logprobs)
+    words = [word for call in odd for word in call.not_plain if is_applied(word, call.logprobs)]
+    return temperature_sentence(list(dict.fromkeys(words)))
 
 
 def _sequences(tokens: RolloutTokens, options: ExampleOptions, tally: Tally) -> list[TokenSequence]:

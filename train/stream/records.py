@@ -46,6 +46,7 @@ class CallRecord(TypedDict):
     prompt_token_ids: list[int] | None
     completions: list[CompletionRecord]
     unavailable: dict[str, Any]
+    logprobs: NotRequired[dict[str, str]]
     chat: NotRequired[ChatRecord | None]
 
 

@@ -1,31 +1,36 @@
 """`bench train audit`: the logprobs of captured ids, computed again with transformers and compared.
 
 Where both agree, a trainer's importance ratios begin at 1. Where they do not, it is another checkpoint, another
-precision, quantized weights, or an engine that returns logprobs after temperature.
+precision, or quantized weights. Where the engine's logprobs have the temperature applied, so have the computed ones.
+Those of a cut distribution (top_k, top_p, min_p) are not computed again.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from capture.engines.meaning import APPLIED
 from capture.sequences.sequences import TokenSequence
 from train.errors import BadInput
 from train.extras import optional
 from train.rollouts.rollouts import Warn, find_rollouts
+from train.tokens.call_summary import CallSummary
 from train.tokens.coverage import sampling_sentence
 from train.tokens.rollout_tokens import read_tokens
+from train.tokens.sampling import TRUNCATION, certain, is_applied, temperature_in
 
 #: Logits in memory at once: 256 M of them are 1 GB.
 LOGITS: Final = 256 << 20
 #: Upper ends of the histogram's bins.
 BINS: Final = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, math.inf)
 
-#: `score(ids, positions)`: the natural-log probability of each id at `positions`, given the ids before it.
-Score = Callable[[Sequence[int], Sequence[int]], Sequence[float]]
+#: `score(ids, positions, temperatures)`: the natural-log probability of each id at `positions`, given the ids before
+#: it; the logits of each are divided by its temperature.
+Score = Callable[[Sequence[int], Sequence[int], Sequence[float]], Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,10 @@ class Audit:
     histogram: list[int] = field(default_factory=lambda: [0] * len(BINS))
     #: A sentence for each rollout that was not sampled plainly.
     sampling: list[str] = field(default_factory=list)
+    #: Calls that are not complete.
     skipped: int = 0
+    #: Calls whose logprobs are those of a cut distribution.
+    cut: int = 0
 
     @property
     def tokens(self) -> int:
@@ -89,6 +97,7 @@ class Audit:
             ],
             "sampling": self.sampling,
             "skipped_calls": self.skipped,
+            "cut_calls": self.cut,
         }
 
 
@@ -105,8 +114,13 @@ def audit(
         found.skipped += sum(not call.complete for call in tokens.calls)
         if tokens.segments and (text := sampling_sentence(tokens)) is not None:
             found.sampling.append(f"{rollout.rollout_path}: {text}")
+        cut = {call.line for call in tokens.calls if _is_cut(call)}
+        temperatures = {call.line: _temperature(call) for call in tokens.calls}
         for sequence in tokens.segments:
-            for call, differences, ids in _differences(sequence, score):
+            found.cut += len(cut.intersection(sequence.lines))
+            for call, differences, ids in _differences(sequence, score, temperatures):
+                if call[1] in cut:
+                    continue
                 if limit is not None and len(found.calls) >= limit:
                     return found
                 found.calls.append(_of_call(rollout.rollout_path, call, differences, ids))
@@ -115,7 +129,23 @@ def audit(
     return found
 
 
-def _differences(sequence: TokenSequence, score: Score) -> Iterator[tuple[tuple[int, int], list[float], list[int]]]:
+def _is_cut(call: CallSummary) -> bool:
+    """Whether its logprobs are renormalized over what top_k, top_p or min_p left."""
+    named = {word.partition(" ")[0] for word in certain(call.not_plain)}
+    return call.logprobs.truncation == APPLIED and bool(named.intersection(TRUNCATION))
+
+
+def _temperature(call: CallSummary) -> float:
+    """What its logprobs' logits were divided by."""
+    for word in call.not_plain:
+        if is_applied(word, call.logprobs):
+            return temperature_in(word) or 1.0
+    return 1.0
+
+
+def _differences(
+    sequence: TokenSequence, score: Score, temperatures: Mapping[int, float]
+) -> Iterator[tuple[tuple[int, int], list[float], list[int]]]:
     """For each call whose ids were sampled in the sequence: (number, line), differences, ids."""
     prompt, completion = sequence.prompt_ids.tolist(), sequence.completion_ids.tolist()
     start = len(prompt)
@@ -124,7 +154,8 @@ def _differences(sequence: TokenSequence, score: Score) -> Iterator[tuple[tuple[
         return
     if positions[0] == 0:
         raise BadInput("a call has no prompt, so its first token has nothing before it to be computed from")
-    again = score(prompt + completion, positions)
+    divisors = [temperatures.get(span.line, 1.0) for span in sequence.spans for _ in range(span.length)]
+    again = score(prompt + completion, positions, divisors)
     at = 0
     for span in sequence.spans:
         end = at + span.length
@@ -156,7 +187,7 @@ def load_score(model: Path | str) -> Score:
     vocabulary = int(loaded.config.get_text_config().vocab_size)
     at_once = max(1, LOGITS // vocabulary)
 
-    def score(ids: Sequence[int], positions: Sequence[int]) -> list[float]:
+    def score(ids: Sequence[int], positions: Sequence[int], temperatures: Sequence[float]) -> list[float]:
         if max(ids) >= vocabulary:
             raise BadInput(
                 f"--model {model}: token id {max(ids)} is beyond its vocabulary of {vocabulary}; it is another model's"
@@ -167,6 +198,7 @@ def load_score(model: Path | str) -> Score:
             for start in range(0, len(positions), at_once):
                 wanted = torch.tensor(positions[start : start + at_once])
                 logits = loaded(tokens, logits_to_keep=wanted - 1, use_cache=False).logits[0].float()
+                logits /= torch.tensor(temperatures[start : start + at_once])[:, None]
                 chosen = tokens[0, wanted][:, None]
                 made += torch.log_softmax(logits, dim=-1).gather(1, chosen)[:, 0].tolist()
         return made

@@ -6,13 +6,14 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from capture.engines.meaning import LogprobMeaning
 from capture.errors import RecordError
 from capture.journal.call import Call, TokenIn
 from capture.record import TokenCapture
 from capture.sequences.sequences import SIDE_KINDS, Turn
 from capture.sequences.versions import VersionRange, read_ranges
 from capture.token_ids import Ids
-from train.tokens.sampling import not_plain, sampling_of
+from train.tokens.sampling import meaning_of, not_plain, sampling_of
 
 #: How vLLM 0.11 to 0.32, SGLang 0.5, llama.cpp, LiteLLM and hosted APIs say that a prompt does not fit the context.
 _NO_ROOM: Final = re.compile(
@@ -42,6 +43,7 @@ class CallSummary:
     refusal: str | None
     sampling: dict[str, Any]
     not_plain: list[str]
+    logprobs: LogprobMeaning
     #: The versions of the weights while the call ran: one, or more where they were updated meanwhile.
     policy_versions: tuple[str, ...]
     retry_of: int | None
@@ -71,6 +73,7 @@ class CallSummary:
             refusal=_refusal(call, capture),
             sampling=sampling_of(call),
             not_plain=not_plain(call),
+            logprobs=meaning_of(call),
             policy_versions=_policy_versions(call, ranges),
             retry_of=retry_of if isinstance(retry_of, int) else None,
             token_in=_token_in(call),

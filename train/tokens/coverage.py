@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from capture.engines.meaning import NOTHING, LogprobMeaning
 from capture.errors import JournalError
 from capture.journal.journal import JournalReader
 from capture.sequences.sequences import TRAINABLE_KINDS, TokenSequence
@@ -16,7 +17,7 @@ from train.rollouts.rollouts import Rollout, Warn, find_rollouts
 from train.tokens.break_evidence import prevented_breaks
 from train.tokens.log_summary import CAPTURE_OFF, NOT_MERGED
 from train.tokens.rollout_tokens import RolloutTokens, UnreadableLog, read_tokens
-from train.tokens.sampling import certain, sentence
+from train.tokens.sampling import certain, sentence, temperature_sentence
 
 if TYPE_CHECKING:
     from capture.breaks.breaks import Break, TokenDecoder
@@ -41,7 +42,7 @@ class Coverage:
     @property
     def biases(self) -> list[str]:
         """What its sampling is known to bias logprobs by, in words; empty where it is not training-grade."""
-        words = (word for entry in self.summary.get("sampling", ()) for word in certain(entry["not_plain"]))
+        words = (word for entry in self.summary.get("sampling", ()) for word in certain(entry["biased_by"]))
         return list(dict.fromkeys(words)) if self.training_grade else []
 
     def to_json(self) -> dict[str, Any]:
@@ -208,15 +209,28 @@ def explain_token_in(tokens: RolloutTokens, prevented: Sequence[Break]) -> Itera
 
 
 def sampling_sentence(tokens: RolloutTokens) -> str | None:
-    """One sentence for a rollout that was not sampled plainly; None where it was."""
+    """What a person who trains on a rollout that was not sampled plainly has to know; None where it was."""
     if tokens.status != "captured":
         return None
-    odd = [entry for entry in tokens.coverage["sampling"] if not entry["plain"]]
-    if not odd:
-        return None
-    words = list(dict.fromkeys(word for entry in odd for word in entry["not_plain"]))
-    calls = sum(len(entry["calls"]) for entry in odd)
-    return f"{_count(calls, 'call')} {sentence(words)}"
+    return "; ".join(_sampling_parts(tokens.coverage["sampling"])) or None
+
+
+def _sampling_parts(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A sentence about what biases ratios, and one about temperatures that only the trainer has to know."""
+    biased = [entry for entry in entries if entry["biased_by"]]
+    if biased:
+        words = list(dict.fromkeys(word for entry in biased for word in entry["biased_by"]))
+        meanings = list(map(LogprobMeaning.from_json, (entry["logprobs"] for entry in biased)))
+        same = all(meaning == meanings[0] for meaning in meanings)
+        yield f"{_calls(biased)} {sentence(words, meanings[0] if same else NOTHING)}"
+    applied = [entry for entry in entries if len(entry["biased_by"]) < len(entry["not_plain"])]
+    if applied:
+        words = [word for entry in applied for word in entry["not_plain"] if word not in entry["biased_by"]]
+        yield f"{_calls(applied)} {temperature_sentence(list(dict.fromkeys(words)))}"
+
+
+def _calls(entries: Sequence[Mapping[str, Any]]) -> str:
+    return _count(sum(len(entry["calls"]) for entry in entries), "call")
 
 
 def _place(found: Break) -> str:

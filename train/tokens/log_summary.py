@@ -13,6 +13,7 @@ from capture.sequences.sequences import TRAINABLE_KINDS, TokenSequence
 from capture.sequences.threads import Placement
 from train.rollouts.rollouts import Rollout
 from train.tokens.call_summary import CallSummary
+from train.tokens.sampling import biasing
 
 CAPTURE_OFF: Final = (
     "calls went through the gateway without token capture; rerun with --agent-env BENCHFLOW_CAPTURE_TOKEN_LOGPROBS=1"
@@ -205,13 +206,27 @@ def _token_in(calls: Sequence[CallSummary]) -> dict[str, Any] | None:
 
 
 def _sampling(calls: Sequence[CallSummary]) -> list[dict[str, Any]]:
-    """One entry for each way the agent's calls were sampled: which calls, the parameters, what is not plain."""
+    """One entry for each way the agent's calls were sampled: which calls, the parameters, what is not plain, what the
+    logprobs mean, and what of it biases importance ratios all the same.
+    """
     found: list[dict[str, Any]] = []
     for call in calls:
-        same = next((entry for entry in found if entry["parameters"] == call.sampling), None)
+        logprobs = call.logprobs.to_json()
+        same = next(
+            (entry for entry in found if (entry["parameters"], entry["logprobs"]) == (call.sampling, logprobs)), None
+        )
         if same is not None:
             same["calls"].append(call.line)
             continue
         plain = not call.not_plain
-        found.append({"calls": [call.line], "parameters": call.sampling, "plain": plain, "not_plain": call.not_plain})
+        found.append(
+            {
+                "calls": [call.line],
+                "parameters": call.sampling,
+                "plain": plain,
+                "not_plain": call.not_plain,
+                "logprobs": logprobs,
+                "biased_by": biasing(call.not_plain, call.logprobs),
+            }
+        )
     return found

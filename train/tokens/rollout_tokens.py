@@ -100,6 +100,7 @@ class RolloutTokens:
                     "unavailable": {name: why.to_json() for name, why in call.capture.unavailable.items()},
                     "sampling": call.sampling,
                     "not_plain": call.not_plain,
+                    "logprobs": call.logprobs.to_json(),
                     "policy_version": next(iter(call.policy_versions), None),
                     "policy_version_end": call.policy_versions[-1] if len(call.policy_versions) > 1 else None,
                     **({} if self.chats is None else {"chat": self.chats.at(call.line)}),

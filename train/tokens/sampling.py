@@ -1,7 +1,8 @@
 """How a call was sampled, and whether that is the plain policy: temperature 1, nothing cut, penalized or constrained.
 
-A trainer takes the recorded logprob as the log probability with which the policy chose the token. That holds only for
-plain sampling, so everything else is reported, and so are defaults that the log does not record.
+A trainer takes the recorded logprob as the log probability with which the policy chose the token. That holds for plain
+sampling, so everything else is reported, and so are defaults that the log does not record. A temperature is no bias
+where the engine's logprobs have it applied (`capture.engines.meaning`) and the trainer divides by the same one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any, Final
 
 import orjson
 
-from capture.engines import tool_grammar
+from capture.engines import default_logprobs, tool_grammar
+from capture.engines.meaning import APPLIED, NOT_APPLIED, NOTHING, PROBE, LogprobMeaning
 from capture.journal.call import Call
 
 #: Parameters and the values at which they change nothing. None of them may be unknown for sampling to be plain.
@@ -47,17 +49,12 @@ FIELDS: Final = (
 
 #: Ends the word of a parameter that was not sent and whose default in the engine is not in the log.
 UNKNOWN: Final = " unknown"
+TRUNCATION: Final = ("top_p", "top_k", "min_p")
 PLAIN_REQUEST: Final = '{"temperature": 1, "top_p": 1, "top_k": -1, "min_p": 0}'
 
 
-def plain_sampling(call: Call) -> str | None:
-    """None where the call sampled the plain policy; otherwise a sentence for a person who trains with it."""
-    why = not_plain(call)
-    return sentence(why) if why else None
-
-
-def sentence(why: Sequence[str]) -> str:
-    """For a person training with importance ratios; `why` as `not_plain` gives it."""
+def sentence(why: Sequence[str], meaning: LogprobMeaning = NOTHING) -> str:
+    """For a person training with importance ratios; `why` as `biasing` gives it."""
     known = certain(why)
     unknown = [word.removesuffix(UNKNOWN) for word in why if word.endswith(UNKNOWN)]
     parameters = [_and(known)] if known else []
@@ -74,7 +71,64 @@ def sentence(why: Sequence[str]) -> str:
     )
     if why and all("grammar" in word for word in why):
         change = "correct for it in the trainer: --sampling cannot remove a grammar"
-    return f"sampled with {' and with '.join(parameters)}: {so}; {change}"
+    return f"sampled with {' and with '.join(parameters)}{_in_logprobs(known, meaning)}: {so}; {change}"
+
+
+def _in_logprobs(known: Sequence[str], meaning: LogprobMeaning) -> str:
+    """What of these parameters is in the logprobs, in brackets; "" where that is not known."""
+    found = []
+    if any(_names(word, ("temperature",)) for word in known) and meaning.temperature == NOT_APPLIED:
+        found.append("temperature")
+    if any(_names(word, TRUNCATION) for word in known):
+        if meaning.truncation == APPLIED:
+            return " (the engine's logprobs are those after the cut: right only for a trainer that cuts alike)"
+        if meaning.truncation == NOT_APPLIED:
+            found.append("the cut")
+    if not found:
+        return ""
+    are = "is" if len(found) == 1 else "are"
+    measured = "as measured" if meaning.source == PROBE else "by the engine's default"
+    return f" ({_and(found)} {are} not in the engine's logprobs, {measured})"
+
+
+def temperature_sentence(words: Sequence[str]) -> str:
+    """For a person, about temperatures that the logprobs have applied; `words` such as `temperature 0.7`."""
+    values = _and([word.partition(" ")[2] for word in words])
+    text = f"sampled with temperature {values}, which the engine's logprobs have applied: importance ratios are right"
+    if len(words) > 1:
+        return f"{text} only where the trainer divides its logits by the temperature of the call"
+    return f"{text} for a trainer that divides its logits by {values} too, and biased for one that does not"
+
+
+def biasing(why: Sequence[str], meaning: LogprobMeaning) -> list[str]:
+    """Those of `not_plain`'s words that bias ratios whatever the trainer's temperature: all but a temperature that the
+    logprobs have applied.
+    """
+    return [word for word in why if not is_applied(word, meaning)]
+
+
+def is_applied(word: str, meaning: LogprobMeaning) -> bool:
+    """Whether one of `not_plain`'s words is a temperature that the logprobs have applied. At 0 no engine applies it."""
+    return meaning.temperature == APPLIED and (temperature_in(word) or 0.0) > 0
+
+
+def temperature_in(word: str) -> float | None:
+    """The temperature that one of `not_plain`'s words names; None where it names another parameter, or no number."""
+    name, _, value = word.partition(" ")
+    try:
+        return float(value) if name == "temperature" else None
+    except ValueError:
+        return None
+
+
+def _names(word: str, parameters: Sequence[str]) -> bool:
+    return word.partition(" ")[0] in parameters
+
+
+def meaning_of(call: Call) -> LogprobMeaning:
+    """What the logprobs of a call mean: as recorded, else as its engine is started by default."""
+    recorded = call.metadata.get("logprobs")
+    return default_logprobs(call.engine) if recorded is None else LogprobMeaning.from_json(recorded)
 
 
 def certain(why: Sequence[str]) -> list[str]:

@@ -24,7 +24,8 @@ class FakeModel:
         self.wrong = wrong or {}
         self.asked: list[tuple[int, list[int]]] = []
 
-    def __call__(self, ids: Sequence[int], positions: Sequence[int]) -> list[float]:
+    def __call__(self, ids: Sequence[int], positions: Sequence[int], temperatures: Sequence[float]) -> list[float]:
+        self.temperatures = list(temperatures)
         self.asked.append((len(ids), list(positions)))
         return [-0.25 - 0.125 * (ids[at] % 4) + self.wrong.get(ids[at], 0.0) for at in positions]
 

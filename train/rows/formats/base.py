@@ -60,7 +60,8 @@ class ConversationExample:
 
 @dataclass(frozen=True, slots=True)
 class TokenExample:
-    """A token sequence of one rollout: exactly what was sampled, in its context. `sampling` has one entry per call."""
+    """A token sequence of one rollout: exactly what was sampled, in its context. `sampling` has one entry per call: its
+    parameters, and what its logprobs mean."""
 
     origin: Origin
     sequence: TokenSequence
