@@ -118,13 +118,14 @@ def convert(job: Path, out: Path, form: str, *words: str) -> Path:
     return out
 
 
-def step(trainer: str, script: str, *words: str | Path) -> dict[str, Any]:
+def step(trainer: str, script: str, *words: str | Path, **variables: str) -> dict[str, Any]:
     python = ENVIRONMENTS / trainer / "bin/python"
     if not python.exists():
         pytest.fail(f"{python} is missing: tests/live/trainers.sh install {trainer} (make live does it)")
     environment = {
         "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": tempfile.mkdtemp(), "PATH": "/usr/bin:/bin",
         "TRL_EXPERIMENTAL_SILENCE": "1", "CUDA_VISIBLE_DEVICES": "", "HOME": str(Path.home()),
+        **variables,
     }  # fmt: skip
     command = [python, STEPS / script, *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)

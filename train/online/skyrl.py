@@ -2,7 +2,7 @@
 
     class Experiment(BasePPOExp):
         def get_generator(self, cfg, tokenizer, inference_engine_client):
-            return ServiceGenerator(url="http://127.0.0.1:8700", step_wise=cfg.generator.step_wise_trajectories)
+            return ServiceGenerator(url="http://127.0.0.1:8300", step_wise=cfg.generator.step_wise_trajectories)
 
 `ServiceGenerator` is made when it is asked for, from SkyRL's `GeneratorInterface`; nothing of SkyRL is imported before.
 """

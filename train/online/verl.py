@@ -4,7 +4,7 @@ Named in the file of `rollout.agent.agent_loop_config_path`, with the options of
 
     - name: benchflow
       _target_: train.online.verl.ServiceAgentLoop
-      url: http://127.0.0.1:8700
+      url: http://127.0.0.1:8300
 
 `ServiceAgentLoop` is made when it is asked for, from verl's `AgentLoopBase`; nothing of verl is imported before.
 """
