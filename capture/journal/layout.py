@@ -1,6 +1,6 @@
-"""Names of the files in a job folder, once: writers and readers find them here.
+"""The names of the files in a job folder, defined once for writers and readers.
 
-The names are BenchFlow's, so that a folder written by either is read by both.
+They are BenchFlow's names, so that each reads the folders of the other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TRIAL_PREFIX = "trial-"
 
 @dataclass(frozen=True, slots=True)
 class RolloutDir:
-    """One rollout's folder, `<task>__<8 hex digits>`. `result.json` is written last: when it is there, it is over."""
+    """One rollout's folder, `<task>__<8 hex digits>`. `result.json` is written last: once it exists, it is finished."""
 
     path: Path
 
@@ -69,7 +69,7 @@ class RolloutDir:
 
     @property
     def journal(self) -> Path:
-        """The calls: one JSON line a call, `llm_trajectory.jsonl`."""
+        """`llm_trajectory.jsonl`: one JSON line per call."""
         return self.path / JOURNAL
 
     @property
@@ -97,7 +97,7 @@ class JobDir:
 
     @property
     def lock(self) -> Path:
-        """`{"pid", "host"}`, there while the job runs."""
+        """`{"pid", "host"}`; exists while the job runs."""
         return self.path / LOCK
 
     @property

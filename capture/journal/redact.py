@@ -1,7 +1,7 @@
-"""Secrets out of what is stored: key fields, headers, addresses and error texts are cleaned, model text never.
+"""Removes secrets from what is stored: key fields, headers, addresses and error texts are redacted, model text never.
 
-Text that a model read or wrote stays as it is, so that text and token ids agree; where it holds what looks like a
-secret the record says so (`secrets_seen`), and replacing it (`redact_text`) is the exporter's choice.
+Text that a model read or wrote is not changed, so that text and token ids agree. If it contains what looks like a
+secret, the record says so (`secrets_seen`); redacting it (`redact_text`) is the exporter's choice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from capture import json
 
 REDACTED: Final = "***REDACTED***"
 
-#: Last words of the names of fields that hold a secret. `token`, `tokens`, `token_ids` are the field's own words.
+#: Fields whose names end in these contain a secret. `token`, `tokens` and `token_ids` do not: those are model tokens.
 _SECRET_ENDS: Final = tuple(
     "_" + name
     for name in (
@@ -24,31 +24,31 @@ _SECRET_ENDS: Final = tuple(
         "refresh_token session_token"
     ).split()
 )
-#: Below these fields stands what the model read or wrote, what bounds its words, or what the engine said of its tokens.
+#: These fields contain what the model read or wrote, limits on its output, or the engine's report of its tokens.
 _TEXT_FIELDS: Final = frozenset(
     "content text prompt suffix input arguments logprobs top_logprobs tokens functions instructions token_capture "
     "reasoning reasoning_content refusal system thinking stop stop_sequences bad_words chat_template "
     "response_format structured_outputs json_schema grammar regex ebnf guided_json guided_regex guided_choice "
     "guided_grammar functioncall functionresponse inlinedata".split()  # the last three are Gemini's
 )
-#: Parts of a message that name an address, which is no text that a model reads.
+#: Parts of a message that contain an address, which the model does not read.
 _MEDIA: Final = frozenset("image_url video_url audio_url file_url".split())
 _NUMBERS: Final = frozenset((int, float, bool))
 _PLAIN: Final = _NUMBERS | {type(None)}
-#: A field is known by the last characters of its name, so that long names are not remembered.
+#: Only this many characters at the end of a field's name count, so that no long names are cached.
 _NAME: Final = 32
 _SCHEME: Final = re.compile(r"(?i)(bearer|basic|token)\s")
 
 
 class _Kind(NamedTuple):
-    """A kind of secret: the pattern is tried only where one of the words stands, and not within a longer word."""
+    """A kind of secret. The pattern is tried only where one of `words` occurs, and not inside a longer word."""
 
     name: str
     words: tuple[str, ...]
     pattern: re.Pattern[str]
 
 
-#: Every repeat is bounded, so that no text, however made, takes more than linear time.
+#: Every repetition is bounded, so that no text can take more than linear time.
 _KINDS: Final = (
     _Kind("private_key", ("-----BEGIN ",), re.compile(
         r"-----BEGIN [A-Z ]{0,20}PRIVATE KEY-----"
@@ -75,7 +75,7 @@ _URL_QUERY: Final = re.compile(
 
 
 def redact(value: Any) -> Any:
-    """`value` with the secrets of known fields, addresses and errors replaced; the same object where none was."""
+    """`value` with the secrets in known fields, addresses and errors replaced; the same object if there are none."""
     if isinstance(value, str):
         return redact_text(value)
     if isinstance(value, dict):
@@ -91,7 +91,7 @@ def redact(value: Any) -> Any:
 
 @lru_cache(1024)
 def _cleaner(name: str) -> Callable[[Any], Any] | None:
-    """What cleans the value of a field whose name ends like this; None where the value stays as it is."""
+    """The function that redacts the value of a field whose name ends like this; None if the value is not changed."""
     key = name.lower().replace("-", "_")
     if key in ("messages", "input"):  # the second: items of the responses dialect
         return _messages
@@ -111,7 +111,7 @@ def _tools(value: Any) -> Any:
 
 
 def _message(message: Any) -> Any:
-    """A message's text stays; the addresses of its images do not keep their signatures."""
+    """A message's text is not changed; the addresses of its images lose their signatures."""
     if not isinstance(message, dict):
         return message
     for name in ("content", "output"):
@@ -125,7 +125,7 @@ def _message(message: Any) -> Any:
 def _part(part: Any) -> Any:
     if not isinstance(part, dict):
         return part
-    if isinstance(part.get("source"), dict) and "url" in part["source"]:  # an image of Anthropic's
+    if isinstance(part.get("source"), dict) and "url" in part["source"]:  # an Anthropic image
         new = redact(part["source"])
         return part if new is part["source"] else {**part, "source": new}
     if part.get("type") == "tool_result":
@@ -137,7 +137,7 @@ def _part(part: Any) -> Any:
 
 
 def _tool(tool: Any) -> Any:
-    """A function's definition is in the prompt; the headers of a server that holds tools (MCP) are not."""
+    """A function's definition is part of the prompt; the headers of a tool server (MCP) are not."""
     known = not isinstance(tool, dict) or tool.get("type", "function") in ("function", "custom")
     return tool if known or "input_schema" in tool else redact(tool)
 
@@ -150,12 +150,12 @@ def _each(items: list[Any], clean: Any) -> list[Any]:
 
 
 def _are_numbers(items: list[Any]) -> bool:
-    """Ids and logprobs, in which there is nothing to look at."""
+    """Token ids and logprobs: there is nothing to redact in them."""
     return bool(items) and type(items[0]) in _NUMBERS and _NUMBERS.issuperset(map(type, items))
 
 
 def _blank(value: Any) -> Any:
-    """Every string below a field that holds a secret; how it is sent (`Bearer`) stays."""
+    """Replaces every string below a field that contains a secret; the scheme (`Bearer`) is kept."""
     if isinstance(value, str) and value:
         scheme = _SCHEME.match(value)
         return f"{scheme[1]} {REDACTED}" if scheme else REDACTED
@@ -176,27 +176,27 @@ def redact_url(text: str) -> str:
 
 
 def redact_text(text: str) -> str:
-    """A text with everything that looks like a secret replaced; the same object where nothing does."""
+    """A text with everything that looks like a secret replaced; the same object if nothing does."""
     if text.startswith("data:"):
         return text
     suspect = _suspect(text)
     if not suspect and "://" not in text and "=" not in text:
         return text
     for kind in _KINDS if suspect else ():
-        kept, done = [], 0
+        parts, at = [], 0
         for start, end in sorted(_found(text, kind)):
-            kept += [text[done:start], REDACTED]
-            done = end
-        if done:
-            text = "".join((*kept, text[done:]))
+            parts += [text[at:start], REDACTED]
+            at = end
+        if at:
+            text = "".join((*parts, text[at:]))
     new = redact_url(text)
     return text if new == text else new
 
 
 def secrets_seen(*values: Any) -> list[str]:
-    """The kinds of secrets that seem to stand in the texts of `values`, sorted.
+    """The kinds of secrets that seem to occur in the texts of `values`, sorted.
 
-    A conversation and its tools come again with every call, so what was found in them is remembered by its hash.
+    A conversation and its tools are sent again with every call, so results are cached by hash.
     """
     seen: set[str] = set()
     short: list[str] = []
@@ -206,7 +206,7 @@ def secrets_seen(*values: Any) -> list[str]:
         if isinstance(tools, list):
             seen |= _kinds_of_tools(tools)
             found[place] = {name: inner for name, inner in value.items() if name != "tools"}
-    for item in found:  # which grows meanwhile, by what each holds
+    for item in found:  # grows by the contents of each item
         kind = type(item)
         if kind is str:
             if item.startswith("data:"):  # an image
@@ -223,7 +223,7 @@ def secrets_seen(*values: Any) -> list[str]:
     return sorted(seen)
 
 
-#: Texts of this many characters are looked at once; of so many of them is remembered what was found.
+#: Texts of at least `_LONG` characters are scanned once: up to `_MOST` results are cached.
 _LONG: Final = 48
 _MOST: Final = 20_000
 _found_in: dict[int, frozenset[str]] = {}
@@ -239,13 +239,13 @@ def _remembered(key: int, find: Callable[[Any], Iterable[str]], where: Any) -> f
 
 
 def _kinds_of_tools(tools: list[Any]) -> frozenset[str]:
-    """Of many small texts, which to look through one by one costs twenty times what writing them out does."""
+    """Tools are many small texts: scanning them one by one costs twenty times what serializing them does."""
     text = json.dumps(tools)
     return _remembered(hash((text, "tools")), secrets_seen, tools)
 
 
 def _kinds(text: str) -> frozenset[str]:
-    """The kinds of secrets in one text, or in texts joined by line ends, over which no secret's beginning goes."""
+    """The kinds of secrets in one text, or in texts joined by newlines, which no secret's first word contains."""
     seen = {kind.name for kind in _KINDS if next(_found(text, kind), None) is not None} if _suspect(text) else set()
     if "://" in text and _URL_USER.search(text) is not None:
         seen.add("url_credentials")
@@ -253,7 +253,7 @@ def _kinds(text: str) -> frozenset[str]:
 
 
 def _suspect(text: str) -> bool:
-    """Whether any kind's words stand in a text at all."""
+    """Whether any kind's words occur in the text."""
     if len(text) < _SHORTEST:
         return False
     for word in _WORDS:  # noqa: SIM110 (a generator costs as much as the search)
@@ -263,7 +263,7 @@ def _suspect(text: str) -> bool:
 
 
 def _found(text: str, kind: _Kind) -> Iterator[tuple[int, int]]:
-    """Where secrets of a kind stand. The words are found by `str.find`: a pattern alone is fifty times slower."""
+    """Start and end of each secret of a kind. `str.find` finds the words: a pattern alone is fifty times slower."""
     done = 0
     for word in kind.words:
         at = text.find(word)

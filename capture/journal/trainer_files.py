@@ -1,7 +1,7 @@
 """The rows that trainers read beside the journal: `trainer/verifiers.jsonl` and `results.jsonl`, one row per rollout.
 
-Both are told from the agent's own events (`trajectory/acp_trajectory.jsonl`), in the shape BenchFlow writes. Token ids
-stand in neither; they are in the journal. Read them with `capture.journal.read_jsonl`, and their rewards with
+Both are made from the agent's own events (`trajectory/acp_trajectory.jsonl`), in the format BenchFlow writes. Neither
+contains token ids; those are in the journal. Read the files with `capture.journal.read_jsonl`, and the rewards with
 `reward_of_row`.
 """
 
@@ -18,7 +18,7 @@ Message = dict[str, Any]
 
 
 def verifiers_row(result: dict[str, Any], events: Events) -> dict[str, Any]:
-    """One verifiers-style row. An unscored rollout has reward 0.0 and `info.reward_valid` false: ask the latter."""
+    """One verifiers-style row. An unscored rollout has reward 0.0 and `info.reward_valid` false: check the latter."""
     prompt, completion = messages(events)
     reward = reward_of(result)
     return {
@@ -143,7 +143,7 @@ def _text(part: object) -> str:
 
 
 def reward_of(result: dict[str, Any]) -> float | None:
-    """`rewards.reward`, None where the rollout was not scored: never 0 for that."""
+    """`rewards.reward`; None, never 0, if the rollout was not scored."""
     value = (result.get("rewards") or {}).get("reward")
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         return None
@@ -151,10 +151,10 @@ def reward_of(result: dict[str, Any]) -> float | None:
 
 
 def reward_of_row(row: dict[str, Any]) -> float | None:
-    """The reward of a row of either file, None where its rollout was not scored.
+    """The reward of a row of either file; None if its rollout was not scored.
 
-    Rows without `schema_version` 2 (BenchFlow 0.7) write 0.0 for an unscored rollout: where such a row does not say
-    that its reward is valid and ended in an error, its 0.0 is no reward.
+    Rows without `schema_version` 2 (BenchFlow 0.7) have 0.0 for an unscored rollout: if such a row ended in an error
+    and does not say that its reward is valid, its 0.0 is not a reward.
     """
     info = row["info"] if isinstance(row.get("info"), dict) else {}
     value = row.get("reward")

@@ -77,10 +77,10 @@ class TurnEnd:
 
 @dataclass(frozen=True, slots=True)
 class Bridge:
-    """`prompt` is what to send. `closing` ids of it close a reply that was cut: the template's, not sampled.
+    """`prompt` is what to send. `closing` of its ids close a reply that was cut: the template's, not sampled.
 
-    `ours` and `theirs` are the stretch in which the prompt and the rendering may have other ids: both must read alike.
-    `whole` says that this stretch reaches back to the first id. `end` is there where the stop token stands in A.
+    `ours` and `theirs` are the ranges in which the ids of the prompt and of the rendering may differ: their texts must
+    read alike. `whole`: the ranges start at the first id. `end` is set if A contains the stop token.
     """
 
     prompt: Ids
@@ -96,7 +96,7 @@ def bridge(rendered: Ids, answered: Ids, found: Parent, closing: Ids | None = No
 
     `closing` is what the template writes after any reply; needed where the reply was cut (see `closing_of`).
     """
-    held, sampled, stop = found.past.prompt, found.reply.sampled, found.reply.stop
+    past_ids, sampled, stop = found.past.prompt, found.reply.sampled, found.reply.stop
     if not rendered.startswith(answered) or len(rendered) == len(answered):
         return "template_rewrites_history"
     beyond = rendered.after(answered)
@@ -115,9 +115,9 @@ def bridge(rendered: Ids, answered: Ids, found: Parent, closing: Ids | None = No
     else:
         return "template_ends_turn_otherwise"
     return Bridge(
-        prompt=held + sampled + after + beyond,
+        prompt=past_ids + sampled + after + beyond,
         closing=len(after) if stop is None else 0,
-        ours=(held if whole else Ids.of(numbers(found.past.rendered)[start:])) + sampled + after,
+        ours=(past_ids if whole else Ids.of(numbers(found.past.rendered)[start:])) + sampled + after,
         theirs=Ids.of(shown),
         whole=whole,
         end=end,
@@ -125,9 +125,10 @@ def bridge(rendered: Ids, answered: Ids, found: Parent, closing: Ids | None = No
 
 
 def answered_as_before(rendered: Ids, found: Parent, end: TurnEnd) -> Ids | None:
-    """A without asking for it: R up to the first stop token of the reply and what was seen to stand behind it.
+    """A, derived from R instead of requested: R up to the reply's first stop token and what followed it before.
 
-    None where R does not look like that. A reply whose text holds a stop token's is cut short: then it reads otherwise.
+    None if R does not match that. If the reply's text spells out a stop token, this ends too early, and the texts do
+    not read alike.
     """
     start = found.past.rendered.common(rendered)
     ids, after = numbers(rendered), end.after.tolist()
@@ -138,16 +139,16 @@ def answered_as_before(rendered: Ids, found: Parent, end: TurnEnd) -> Ids | None
 
 
 def beginning(rendered: Ids, other: Ids) -> Ids:
-    """What two renderings have in common from the first id on: the stand-in for A where a template writes the last
-    reply otherwise as long as nothing follows it. `other` is R with another text in the first message after the reply.
+    """The common prefix of two renderings. It replaces A where a template writes the last reply differently while
+    nothing follows it. `other` is R with different text in the first message after the reply.
     """
     return Ids.of(numbers(rendered)[: rendered.common(other)])
 
 
 def with_other_text(messages: Sequence[Any], count: int) -> list[Any] | None:
-    """`messages` with another text in the one at index `count`, for `beginning`; None where that is no tool's result.
+    """`messages` with different text in the one at index `count`, for `beginning`; None unless that is a tool result.
 
-    Only there: at a new question many templates leave out earlier reasoning, and what they mean by it is to be kept.
+    Not for a new question: there many templates drop earlier reasoning on purpose, which is respected.
     """
     message = messages[count]
     if message.get("role") != "tool":
@@ -158,20 +159,20 @@ def with_other_text(messages: Sequence[Any], count: int) -> list[Any] | None:
 
 
 def _parting(found: Parent, answered: Ids) -> tuple[int, bool]:
-    """From which id of A on the reply may stand: where A leaves the prompt that was rendered for it.
+    """The first id of A that may belong to the reply: where A departs from the prompt that was rendered for it.
 
-    Where that prompt's end is not the end of what is held (a template, or the agent, wrote an older turn anew), all of
-    both has to be compared: 0, True.
+    If that prompt does not end as the ids of the call do (a template, or the agent, rewrote an older turn), everything
+    has to be compared: 0, True.
     """
-    held, before = found.past.prompt, found.past.rendered
+    past_ids, before = found.past.prompt, found.past.rendered
     start = before.common(answered)
     end = Ids.of(numbers(before)[start:]).text
-    same = not end or held.text.endswith(b"," + end) or held.text == end
+    same = not end or past_ids.text.endswith(b"," + end) or past_ids.text == end
     return (start, False) if same else (0, True)
 
 
 def numbers(ids: Ids) -> list[int]:
-    """The ids as ints, without keeping the list beside the text: held prompts stay small."""
+    """The ids as ints. The list is not stored beside the text, so that stored prompts stay small."""
     made: list[int] = orjson.loads(b"[" + ids.text + b"]")
     return made
 
@@ -181,28 +182,29 @@ def _ends_with(ids: list[int], end: list[int]) -> bool:
 
 
 def closing_of(ids: Ids, other: Ids) -> Ids:
-    """What a template writes after a reply: the end that renderings of two different replies have in common."""
+    """What a template writes after a reply: the common suffix of the renderings of two different replies."""
     a, b = ids.tolist(), other.tolist()
     size = next((n for n in range(min(len(a), len(b))) if a[-1 - n] != b[-1 - n]), 0)
     return Ids.of(a[len(a) - size :])
 
 
-#: Two conversations that differ in nothing but the reply, for `closing_of`.
+#: Two conversations that differ only in the reply, for `closing_of`.
 PROBES: Final = tuple(
     [{"role": "user", "content": "a"}, {"role": "assistant", "content": reply}] for reply in ("b", "c")
 )
 
 
 def reads_alike(ours: str, theirs: str, *, begun: bool = True) -> bool:
-    """Whether two texts of a conversation differ in nothing but what is allowed: white space, reasoning, how JSON is
-    written. `begun`: they are a reply, and may begin inside of reasoning.
+    """Whether two texts of a conversation differ only in white space, reasoning, and how JSON is written.
+
+    `begun`: they are a reply, and may begin inside reasoning.
     """
     return ours == theirs or _normal(ours, begun) == _normal(theirs, begun)
 
 
 _OBJECT: Final = re.compile(r'\{(?=\s*["}])')
-#: How often what looks like JSON and is none is read in vain, and how many letters of it; what stands behind that is
-#: compared as it is written.
+#: How often text that looks like JSON but is not is parsed in vain, and how many characters of it; what follows is
+#: compared as written.
 _TRIES, _LETTERS = 1_000, 2_000_000
 _decoder: Final = json.JSONDecoder()
 
@@ -216,7 +218,7 @@ def _normal(text: str, begun: bool) -> str:
         parts.append("".join(text[at:brace].split()))
         try:
             value, at = _decoder.raw_decode(text, brace)
-            parts.append(json.dumps(plain_numbers(value, _said), sort_keys=True))
+            parts.append(json.dumps(plain_numbers(value, _parsed), sort_keys=True))
         except (ValueError, RecursionError) as error:
             tries += 1
             letters += error.pos - brace if isinstance(error, json.JSONDecodeError) else len(text) - brace
@@ -230,7 +232,7 @@ _ANALYSIS: Final = ("<|channel|>analysis<|message|>", "<|end|>", "<|start|>assis
 
 
 def _without_analysis(text: str) -> str:
-    """Without the reasoning of gpt-oss, which is a message of its own."""
+    """`text` without the reasoning of gpt-oss, which is a separate message."""
     opening, closing, following = _ANALYSIS
     parts: list[str] = []
     at = 0
@@ -242,11 +244,11 @@ def _without_analysis(text: str) -> str:
     return "".join([*parts, text[at:]])
 
 
-def _said(text: str) -> Any:
-    """What a text says where it is JSON itself; else the text without the space around it."""
+def _parsed(text: str) -> Any:
+    """The value of a text that is JSON itself; otherwise the text without the space around it."""
     if text.lstrip()[:1] in ("{", "["):
         try:
-            return plain_numbers(json.loads(text), _said)
+            return plain_numbers(json.loads(text), _parsed)
         except (ValueError, RecursionError):
             pass
     return text.strip()

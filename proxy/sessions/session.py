@@ -182,7 +182,7 @@ class Session:
 
     def _journal_fails(self, error: JournalError) -> bool:
         if self.journal_failed is None:
-            log.error("session %s: %s; its calls go on unrecorded", self.name, error)
+            log.error("session %s: %s; calls are answered but no longer recorded", self.name, error)
         self.journal_failed = str(error)
         self.tally.unrecorded += 1
         return False

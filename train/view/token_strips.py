@@ -1,6 +1,6 @@
 """Token sequences to look at: a merged sequence or one call, as an index that lays it out, and slices that fill it in.
 
-The index has two small numbers a token (its width, its colour), so that a page knows the height of 100,000 tokens
+The index has two small numbers a token (its width, its color), so that a page knows the height of 100,000 tokens
 before it has any text; slices have what is on the screen.
 """
 
@@ -23,10 +23,10 @@ from train.view.token_text import SYMBOL, Part, shown, widths
 
 #: Tokens of a slice at most.
 SLICE: Final = 2048
-#: Upper ends of the colour steps: a token's probability from sure to unlikely, and its entropy in nats.
+#: Upper ends of the color steps: a token's probability from sure to unlikely, and its entropy in nats.
 PROBABILITY: Final = (0.9, 0.6, 0.35, 0.15, 0.05, 0.01, 0.001)
 ENTROPY: Final = (0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 3.0)
-#: No colour: the token was not sampled, or has no logprob.
+#: No color: the token was not sampled, or has no logprob.
 NONE: Final = 255
 #: A width that stands in `lines` instead, and the two ways to end a line that are so common that they do not.
 LISTED, NEWLINE, TWO_NEWLINES = 255, 254, 253
@@ -284,7 +284,7 @@ def entropy_of(completion: Completion, offset: int) -> float | None:
 
 
 def step(value: float, ends: Sequence[float], *, falling: bool = False) -> int:
-    """Which colour: 0 for what is expected, `len(ends)` for what surprises most."""
+    """Which color: 0 for what is expected, `len(ends)` for what surprises most."""
     if falling:
         return sum(value < end for end in ends)
     return sum(value >= end for end in ends)

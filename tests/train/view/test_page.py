@@ -117,7 +117,7 @@ def test_a_call_tells_messages_tools_sampling_and_times(page: Page, address: str
     expect(detail.get_by_text("Why is the sea salty? Answer in three sentences.")).to_be_visible()
 
 
-def test_tokens_are_hovered_focused_and_coloured(page: Page, address: str, real: Path) -> None:
+def test_tokens_are_hovered_focused_and_colored(page: Page, address: str, real: Path) -> None:
     open_rollout(page, address, "sea__00000000", view="tokens")
     result = json.loads(next((real / "sea").rglob("llm_trajectory.jsonl")).read_text().splitlines()[0])
     choice = result["metadata"]["token_capture"]["completions"][0]
@@ -138,9 +138,9 @@ def test_tokens_are_hovered_focused_and_coloured(page: Page, address: str, real:
     page.wait_for_url(re.compile(rf"at={prompt + 2}\b"))
     expect(page.locator(".active")).to_have_attribute("aria-selected", "true")
     sandbox = page.locator(".strip-box")
-    for key, colour in (("2", "entropy"), ("3", "mask"), ("4", "call"), ("1", "logprob")):
+    for key, color in (("2", "entropy"), ("3", "mask"), ("4", "call"), ("1", "logprob")):
         page.keyboard.press(key)
-        expect(sandbox).to_have_attribute("data-colour", colour)
+        expect(sandbox).to_have_attribute("data-color", color)
     page.keyboard.press("l")
     least = min(range(len(choice["logprobs"])), key=lambda place: choice["logprobs"][place])
     expect(page.locator(".active")).to_have_attribute("data-at", str(prompt + least))
@@ -151,7 +151,7 @@ def test_tokens_are_hovered_focused_and_coloured(page: Page, address: str, real:
     expect(page.locator(".active")).to_have_attribute("data-at", str(prompt + least))
 
 
-#: Whether the band beside the strip is painted in the colours that its variables have now, and in no other.
+#: Whether the band beside the strip is painted in the colors that its variables have now, and in no other.
 PAINTED = """() => {
   const band = document.querySelector(".map"), canvas = band.firstElementChild;
   const copy = new OffscreenCanvas(1, canvas.height).getContext("2d", { willReadFrequently: true });
@@ -165,11 +165,11 @@ PAINTED = """() => {
     return getComputedStyle(probe).color.slice(4, -1);
   });
   probe.remove();
-  return found.size > 0 && [...found].every((colour) => told.includes(colour));
+  return found.size > 0 && [...found].every((color) => told.includes(color));
 }"""
 
 
-def test_the_band_is_painted_in_the_colours_of_the_theme(page: Page, address: str) -> None:
+def test_the_band_is_painted_in_the_colors_of_the_theme(page: Page, address: str) -> None:
     page.emulate_media(color_scheme="light")
     open_rollout(page, address, "sea__00000000", view="tokens")
     page.locator("[data-at]").first.wait_for()
@@ -252,7 +252,7 @@ def test_nothing_serious_hinders_a_screen_reader_or_weak_eyes(browser: Browser, 
     made = Watched(browser, color_scheme=scheme)
     page = made.page
     found = []
-    for words in ({}, {"view": "rollout"}, {"view": "tokens"}, {"view": "tokens", "colour": "entropy"}):
+    for words in ({}, {"view": "rollout"}, {"view": "tokens"}, {"view": "tokens", "color": "entropy"}):
         open_rollout(page, address, "sea__00000000", **words) if words else page.goto(address)
         page.locator("main :is(.table, .t, ol.calls)").first.wait_for()
         if words.get("view") == "tokens":

@@ -16,7 +16,7 @@ const KEYS = [
   ["c  C", "next call, call before"],
   ["b", "next break"],
   ["p", "show or fold the prompt"],
-  ["1 2 3 4", "colour by probability, entropy, training, call"],
+  ["1 2 3 4", "color by probability, entropy, training, call"],
   ["[  ]", "rollout before, next rollout"],
   ["u", "up: from tokens to calls to the table"],
   ["t", "dark or light"],

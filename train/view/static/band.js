@@ -1,5 +1,5 @@
 // The whole strip in a narrow band beside its lines: one row a pixel, the most surprising token of the lines there.
-import { CALL_COLOURS, NONE } from "view/strip.js";
+import { CALL_COLORS, NONE } from "view/strip.js";
 
 // A line of a short strip takes so many pixels of the band.
 const BAND_LINE = 5;
@@ -11,7 +11,7 @@ export class Band {
     element.addEventListener("pointerdown", (event) => this.drag(event), { signal });
   }
 
-  draw(lines, colour) {
+  draw(lines, color) {
     this.lines = lines;
     const { element, strip } = this;
     const height = element.clientHeight;
@@ -22,7 +22,7 @@ export class Band {
     canvas.width = width * scale;
     canvas.height = height * scale;
     const brush = canvas.getContext("2d");
-    const colours = coloursOf(this.pane, colour);
+    const colors = colorsOf(this.pane, color);
     const per = Math.max(lines.count / canvas.height, 1 / (BAND_LINE * scale));
     this.scale = (per * canvas.height) / lines.count; // how many times the band is longer than what is in it
     for (let row = 0; row < canvas.height; row += 1) {
@@ -30,8 +30,8 @@ export class Band {
       if (first >= lines.count) break;
       const last = Math.max(first, Math.min(lines.count - 1, Math.ceil((row + 1) * per) - 1));
       const to = last + 1 < lines.count ? lines.token[last + 1] : strip.widths.length;
-      const found = strongest(strip, colour, lines.token[first], Math.max(lines.token[first] + 1, to));
-      brush.fillStyle = found === null ? colours.context : colours.steps[found];
+      const found = strongest(strip, color, lines.token[first], Math.max(lines.token[first] + 1, to));
+      brush.fillStyle = found === null ? colors.context : colors.steps[found];
       brush.fillRect(0, row, canvas.width, 1);
     }
     this.frame(lines);
@@ -62,26 +62,26 @@ export class Band {
   }
 }
 
-function strongest(strip, colour, from, to) {
+function strongest(strip, color, from, to) {
   let found = null;
   for (let at = from; at < to; at += 1) {
     const one = strip.stretch(at);
     if (!one) continue;
     let value = null;
-    if (colour === "call") value = one.call % CALL_COLOURS;
-    else if (colour === "mask") value = one.trained ? 0 : 1;
+    if (color === "call") value = one.call % CALL_COLORS;
+    else if (color === "mask") value = one.trained ? 0 : 1;
     else {
-      const steps = colour === "entropy" ? strip.entropies : strip.steps;
+      const steps = color === "entropy" ? strip.entropies : strip.steps;
       value = steps && steps[at] !== NONE ? steps[at] : 0;
     }
-    if (colour === "call" || colour === "mask") return value;
+    if (color === "call" || color === "mask") return value;
     if (found === null || value > found) found = value;
   }
   return found;
 }
 
-// The computed colours, for a canvas: a variable's own value is what it is in either theme.
-function coloursOf(element, colour) {
+// The computed colors, for a canvas: a variable's own value is what it is in either theme.
+function colorsOf(element, color) {
   const probe = element.appendChild(document.createElement("i"));
   const read = (name) => {
     probe.style.color = `var(${name})`;
@@ -93,7 +93,7 @@ function coloursOf(element, colour) {
     mask: ["--trained", "--untrained"],
     call: [0, 1, 2, 3, 4, 5].map((step) => `--k${step}`),
   };
-  const found = { context: read("--map"), steps: names[colour].map(read) };
+  const found = { context: read("--map"), steps: names[color].map(read) };
   probe.remove();
   return found;
 }

@@ -1,7 +1,7 @@
 // Two rollouts side by side, from the token where they part.
 import { html, hooks, hrefOf } from "view/base.js";
 import { ask } from "view/source.js";
-import { COLOURS, Legend, TokenPane } from "view/tokens.js";
+import { COLORS, Legend, TokenPane } from "view/tokens.js";
 import { Strip } from "view/strip.js";
 import { Reward } from "view/jobs.js";
 import { count, many, signed } from "view/format.js";
@@ -14,7 +14,7 @@ export function Compare({ job, words, go }) {
   const [told, setTold] = useState(null);
   const [strips, setStrips] = useState([null, null]);
   const [trouble, setTrouble] = useState(null);
-  const colour = words.colour || "logprob";
+  const color = words.color || "logprob";
   useEffect(() => {
     let here = true;
     setTold(null);
@@ -38,11 +38,11 @@ export function Compare({ job, words, go }) {
   return html`<main class="compare">
     <header class="head"><h1>Two rollouts</h1>
       <p class="parted">${sentenceOf(told, prompt)}</p></header>
-    <div class="toolbar" role="toolbar" aria-label="Colours">
-      <div class="segmented" role="radiogroup" aria-label="Colour by">
-        ${COLOURS.map((one) => html`<button role="radio" aria-checked=${colour === one.key} disabled=${one.key === "entropy" && !strips.some((strip) => strip && strip.entropies)}
-          onClick=${() => go({ ...words, colour: one.key }, { replace: true })}>${one.title}</button>`)}
-      </div><span class="grow"></span>${both && html`<${Legend} colour=${colour} strip=${both} />`}
+    <div class="toolbar" role="toolbar" aria-label="Colors">
+      <div class="segmented" role="radiogroup" aria-label="Color by">
+        ${COLORS.map((one) => html`<button role="radio" aria-checked=${color === one.key} disabled=${one.key === "entropy" && !strips.some((strip) => strip && strip.entropies)}
+          onClick=${() => go({ ...words, color: one.key }, { replace: true })}>${one.title}</button>`)}
+      </div><span class="grow"></span>${both && html`<${Legend} color=${color} strip=${both} />`}
     </div>
     <div class="sides">
       ${told.sides.map((side, at) => {
@@ -55,7 +55,7 @@ export function Compare({ job, words, go }) {
             ${row.advantage !== null && row.advantage !== undefined && html`<span class="num">advantage <b>${signed(row.advantage)}</b></span>`}
             <span class="dim num">${many(side.tokens, "token")}${strip ? `, ${count(strip.index.trained)} trained on` : ""}</span></header>
           ${!side.of && html`<p class="note warn">No token sequence: ${side.reason || "nothing was captured"}.</p>`}
-          ${strip && html`<${TokenPane} strip=${strip} from=${fromOf(told, side)} at=${null} colour=${colour}
+          ${strip && html`<${TokenPane} strip=${strip} from=${fromOf(told, side)} at=${null} color=${color}
             marked=${(token) => token === told.common} label=${`Tokens of ${side.name} from where they part`} />`}
         </section>`;
       })}

@@ -2,7 +2,7 @@
 import { Band } from "view/band.js";
 import { layOut, lineOf } from "view/layout.js";
 import { logprob, probability, quoted } from "view/format.js";
-import { CALL_COLOURS, NONE } from "view/strip.js";
+import { CALL_COLORS, NONE } from "view/strip.js";
 
 const LINE = 24;
 const OVERSCAN = 12;
@@ -17,13 +17,13 @@ export class PaneView {
     this.hovered = null;
     this.told = new Set();
     this.drawn = false;
-    this.colour = "logprob";
+    this.color = "logprob";
     this.listeners = new AbortController();
     const on = (target, name, does, more) =>
       target.addEventListener(name, does, { signal: this.listeners.signal, ...more });
     // What is painted on a canvas does not follow the style sheet by itself.
-    on(window, "theme", () => this.paint(this.colour));
-    on(matchMedia("(prefers-color-scheme: dark)"), "change", () => this.paint(this.colour));
+    on(window, "theme", () => this.paint(this.color));
+    on(matchMedia("(prefers-color-scheme: dark)"), "change", () => this.paint(this.color));
     on(pane, "scroll", () => this.later(), { passive: true });
     on(pane, "keydown", (event) => this.press(event));
     on(pane, "pointerover", (event) => this.hover(event));
@@ -61,7 +61,7 @@ export class PaneView {
     }
     this.height = this.pane.clientHeight;
     this.draw();
-    this.band.draw(this.lines, this.colour);
+    this.band.draw(this.lines, this.color);
   }
 
   clear() {
@@ -69,9 +69,9 @@ export class PaneView {
     this.field.replaceChildren();
   }
 
-  paint(colour) {
-    this.colour = colour;
-    this.band.draw(this.lines, colour);
+  paint(color) {
+    this.color = color;
+    this.band.draw(this.lines, color);
   }
 
   later() {
@@ -138,7 +138,7 @@ export class PaneView {
       gutter.className = "gutter begins";
     } else gutter.textContent = token[line].toLocaleString("en-US");
     const lead = this.strip.stretch(end > token[line] ? end - 1 : token[line]);
-    gutter.dataset.call = lead ? String(lead.call % CALL_COLOURS) : "";
+    gutter.dataset.call = lead ? String(lead.call % CALL_COLORS) : "";
     return row;
   }
 
@@ -183,7 +183,7 @@ export class PaneView {
     let name = "t";
     if (step !== NONE) name += ` p${step}`;
     if (this.strip.entropies && this.strip.entropies[at] !== NONE) name += ` e${this.strip.entropies[at]}`;
-    name += one ? ` ${one.trained ? "trained" : "untrained"} k${one.call % CALL_COLOURS}` : " context";
+    name += one ? ` ${one.trained ? "trained" : "untrained"} k${one.call % CALL_COLORS}` : " context";
     if (slice.special.has(at)) name += " special";
     if (this.marked && this.marked(at)) name += " differs";
     span.className = name;

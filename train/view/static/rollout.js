@@ -2,7 +2,7 @@
 import { html, hooks, hrefOf } from "view/base.js";
 import { BreakCard } from "view/breaks.js";
 import { CallDetail, CallList, statusOf } from "view/calls.js";
-import { COLOURS, Legend, summary, TokenPane } from "view/tokens.js";
+import { COLORS, Legend, summary, TokenPane } from "view/tokens.js";
 import { Strip } from "view/strip.js";
 import { Reward } from "view/jobs.js";
 import { count, many, seconds } from "view/format.js";
@@ -55,7 +55,7 @@ export function Tokens({ rollout, words, go }) {
   const [trouble, setTrouble] = useState(null);
   const [open, setOpen] = useState(false);
   const [least, setLeast] = useState(-1);
-  const colour = COLOURS.some((one) => one.key === words.colour) ? words.colour : "logprob";
+  const color = COLORS.some((one) => one.key === words.color) ? words.color : "logprob";
   useEffect(() => {
     let here = true;
     setTrouble(null);
@@ -101,7 +101,7 @@ export function Tokens({ rollout, words, go }) {
     if (keys[event.key]) {
       event.preventDefault();
       keys[event.key]();
-    } else if (/^[1-4]$/.test(event.key)) set({ colour: COLOURS[Number(event.key) - 1].key });
+    } else if (/^[1-4]$/.test(event.key)) set({ color: COLORS[Number(event.key) - 1].key });
   };
   useEffect(() => {
     const outside = (event) => {
@@ -115,11 +115,11 @@ export function Tokens({ rollout, words, go }) {
   const breaks = rollout.breaks.filter((one) => segment && (one.segment_before === segment.number || one.segment_after === segment.number));
   return html`<div class="token-view">
     <nav class="strips" aria-label="Sequences and calls">
-      ${rollout.segments.map((one) => html`<a class="strip" href=${hrefOf({ view: "tokens", path: rollout.path, of: `s${one.number}`, colour: words.colour })}
+      ${rollout.segments.map((one) => html`<a class="strip" href=${hrefOf({ view: "tokens", path: rollout.path, of: `s${one.number}`, color: words.color })}
         aria-current=${of === `s${one.number}` ? "page" : undefined}>
         ${one.start && html`<span class="tag bad" title="it begins where a sequence broke">⟂</span>`}<b>Sequence ${one.number}</b>
         <span class="dim">${one.kind} · ${one.calls.length > 1 ? `calls ${one.calls[0]}–${one.calls[one.calls.length - 1]}` : `call ${one.calls[0]}`} · ${count(one.sampled)} sampled</span></a>`)}
-      <label class="facet"><span class="sr">One call alone</span><select value=${of && of[0] === "c" ? of : ""} onChange=${(event) => { if (event.target.value) go({ view: "tokens", path: rollout.path, of: event.target.value, colour: words.colour }); }}>
+      <label class="facet"><span class="sr">One call alone</span><select value=${of && of[0] === "c" ? of : ""} onChange=${(event) => { if (event.target.value) go({ view: "tokens", path: rollout.path, of: event.target.value, color: words.color }); }}>
         <option value="">One call alone…</option>
         ${rollout.calls.flatMap((call) => call.sampled.map((_, choice) => html`<option value=${`c${call.number}.${choice}`}>call ${call.number}${call.sampled.length > 1 ? `, choice ${choice}` : ""}${call.complete ? "" : ` (${statusOf(call)})`}</option>`))}
       </select></label>
@@ -128,25 +128,25 @@ export function Tokens({ rollout, words, go }) {
     ${trouble && html`<p class="note bad">${trouble}</p>`}
     ${ready && html`
       ${breaks.map((one) => html`<details class="fold seam" open=${words.at === "end" || Number(words.at) === one.index}><summary>⟂ ${segment.number === one.segment_after ? `This sequence begins where call ${one.call} broke off from call ${one.before}` : `This sequence ends: call ${one.call} does not continue it`}: ${one.cause_name}</summary>
-        <${BreakCard} found=${one} onGo=${(to, at) => go({ view: "tokens", path: rollout.path, of: to, at, colour: words.colour })} /></details>`)}
-      <div class="toolbar" role="toolbar" aria-label="Colours and jumps">
-        <div class="segmented" role="radiogroup" aria-label="Colour by">
-          ${COLOURS.map((one, at) => html`<button role="radio" aria-checked=${colour === one.key} disabled=${one.key === "entropy" && !ready.entropies}
-            title=${one.key === "entropy" && !ready.entropies ? "no alternatives were captured: start bench proxy with BENCHFLOW_CAPTURE_TOP_LOGPROBS=5 in its environment" : `Colour by ${one.hint} (${at + 1})`}
-            onClick=${() => set({ colour: one.key })}>${one.title}</button>`)}
+        <${BreakCard} found=${one} onGo=${(to, at) => go({ view: "tokens", path: rollout.path, of: to, at, color: words.color })} /></details>`)}
+      <div class="toolbar" role="toolbar" aria-label="Colors and jumps">
+        <div class="segmented" role="radiogroup" aria-label="Color by">
+          ${COLORS.map((one, at) => html`<button role="radio" aria-checked=${color === one.key} disabled=${one.key === "entropy" && !ready.entropies}
+            title=${one.key === "entropy" && !ready.entropies ? "no alternatives were captured: start bench proxy with BENCHFLOW_CAPTURE_TOP_LOGPROBS=5 in its environment" : `Color by ${one.hint} (${at + 1})`}
+            onClick=${() => set({ color: one.key })}>${one.title}</button>`)}
         </div>
         <button onClick=${steps.least} disabled=${!ready.index.least.length} title="Go to the least likely token, then the next (l)">Least likely <kbd>l</kbd></button>
         <button onClick=${() => steps.call(1)} title="Go to the next call (c; C goes back)">Next call <kbd>c</kbd></button>
         <button onClick=${steps.break} disabled=${!rollout.breaks.length} title="Go to the next break (b)">Next break <kbd>b</kbd></button>
         <span class="grow"></span>
-        <${Legend} colour=${colour} strip=${ready} />
+        <${Legend} color=${color} strip=${ready} />
       </div>
       ${ready.index.without_text > 0 && html`<p class="note" role="note">${count(ready.index.without_text)} of ${many(whole, "token")} ${ready.index.without_text === 1 ? "has" : "have"} no text in the log and ${ready.index.without_text === 1 ? "is" : "are"} shown as ⟨id⟩: the engine writes only what it samples. <code>bench view --tokenizer DIR</code> gives every id its text.</p>`}
       <div class="prompt-line">
         ${prompt > 0 && prompt < whole && html`<button aria-expanded=${unfolded} onClick=${() => { if (unfolded && wished !== null && wished < prompt) set({ at: prompt }); setOpen(!unfolded); }}>${unfolded ? "▾ Fold" : "▸ Show"} the prompt: ${many(prompt, "token")} <kbd>p</kbd></button>`}
         <span class="dim num">${summary(ready.index)}</span>
       </div>
-      <${TokenPane} strip=${ready} from=${unfolded ? 0 : prompt} at=${wished} colour=${colour}
+      <${TokenPane} strip=${ready} from=${unfolded ? 0 : prompt} at=${wished} color=${color}
         label=${`Tokens of ${of[0] === "s" ? `sequence ${of.slice(1)}` : `call ${of.slice(1)}`}. Arrow keys move, ? shows all keys.`}
         onActive=${(at) => set({ at })} onKey=${press} />`}
   </div>`;

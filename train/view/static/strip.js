@@ -3,9 +3,9 @@ import { ask, askOnce } from "view/source.js";
 import { bytesOf } from "view/layout.js";
 
 const SLICE = 2048;
-// No colour: the token was not sampled, or has no logprob.
+// No color: the token was not sampled, or has no logprob.
 export const NONE = 255;
-export const CALL_COLOURS = 6;
+export const CALL_COLORS = 6;
 
 // One strip, fetched: its index at once, its slices as they are looked at.
 export class Strip {

@@ -1,12 +1,12 @@
-// A token sequence on the screen: its lines, what is known of one token, and what the colours mean.
+// A token sequence on the screen: its lines, what is known of one token, and what the colors mean.
 import { html, hooks } from "view/base.js";
 import { count, logprob, many, probability, quoted } from "view/format.js";
 import { PaneView } from "view/pane.js";
-import { CALL_COLOURS } from "view/strip.js";
+import { CALL_COLORS } from "view/strip.js";
 
 const { useEffect, useLayoutEffect, useRef, useState } = hooks;
 
-export const COLOURS = [
+export const COLORS = [
   { key: "logprob", title: "Probability", hint: "how likely the token was when it was sampled" },
   { key: "entropy", title: "Entropy", hint: "how undecided the model was, at least, from the alternatives captured" },
   { key: "mask", title: "Training", hint: "what the trainer trains on" },
@@ -14,7 +14,7 @@ export const COLOURS = [
 ];
 
 // `from`: the first token shown; `at`: the token to go to; `onActive(at)`: the reader is there now.
-export function TokenPane({ strip, from, at, colour, label, marked, onActive, onKey }) {
+export function TokenPane({ strip, from, at, color, label, marked, onActive, onKey }) {
   const pane = useRef(null);
   const field = useRef(null);
   const map = useRef(null);
@@ -36,9 +36,9 @@ export function TokenPane({ strip, from, at, colour, label, marked, onActive, on
   useEffect(() => {
     if (at !== undefined && at !== null && view.current) view.current.wished(at);
   }, [at]);
-  useEffect(() => view.current && view.current.paint(colour), [colour, strip, from]);
+  useEffect(() => view.current && view.current.paint(color), [color, strip, from]);
 
-  return html`<div class="strip-box" data-colour=${colour}>
+  return html`<div class="strip-box" data-color=${color}>
     <div class="pane" ref=${pane} tabindex="0" role="listbox" aria-label=${label}>
       <div class="field" ref=${field} role="none"></div>
     </div>
@@ -83,23 +83,23 @@ function Card({ token, x, y, above, dock, strip, pinned }) {
   </div>`;
 }
 
-export function Legend({ colour, strip }) {
-  if (colour === "call") {
+export function Legend({ color, strip }) {
+  if (color === "call") {
     const calls = [...new Set(strip.stretches.map((one) => one.call))];
-    return html`<div class="legend" aria-label="What the colours mean">
-      ${calls.slice(0, 12).map((call) => html`<span class="chip k${call % CALL_COLOURS}">call ${call}</span>`)}
+    return html`<div class="legend" aria-label="What the colors mean">
+      ${calls.slice(0, 12).map((call) => html`<span class="chip k${call % CALL_COLORS}">call ${call}</span>`)}
       ${calls.length > 12 && html`<span class="dim">and ${calls.length - 12} more</span>`}
       <span class="chip context">context</span></div>`;
   }
-  if (colour === "mask") {
-    return html`<div class="legend" aria-label="What the colours mean"><span class="chip trained">trained on</span>
+  if (color === "mask") {
+    return html`<div class="legend" aria-label="What the colors mean"><span class="chip trained">trained on</span>
       <span class="chip untrained">sampled, not trained here</span><span class="chip context">context</span></div>`;
   }
-  const ends = colour === "entropy"
+  const ends = color === "entropy"
     ? ["< 0.1", "0.1", "0.3", "0.6", "1", "1.5", "2", "≥ 3 nats"]
     : ["≥ 90%", "60", "35", "15", "5", "1", "0.1", "< 0.1%"];
-  return html`<div class="legend ramp" aria-label="What the colours mean, from sure to unlikely">
-    ${ends.map((end, step) => html`<span class="chip ${colour === "entropy" ? "e" : "p"}${step}">${end}</span>`)}</div>`;
+  return html`<div class="legend ramp" aria-label="What the colors mean, from sure to unlikely">
+    ${ends.map((end, step) => html`<span class="chip ${color === "entropy" ? "e" : "p"}${step}">${end}</span>`)}</div>`;
 }
 
 export function summary(index) {
