@@ -67,10 +67,10 @@ def test_a_stream_of_lone_crs_ends_with_a_whole_event() -> None:
 
 def test_an_event_of_eight_mebibytes_in_small_pieces_is_linear() -> None:
     data = b"data: " + b"1," * (4 << 20) + b"\n\n"
-    began = time.perf_counter()
+    began = time.thread_time()
     (event,) = decode(data, 4096)
     assert event.data is not None and len(event.data) == 8 << 20
-    assert time.perf_counter() - began < 5, "2,048 pieces that each search all that is held would take minutes"
+    assert time.thread_time() - began < 5, "2,048 pieces that each search all that is held would take minutes"
 
 
 LINE = st.sampled_from([b"data: a", b"data:b", b"data", b": c", b"event: e", b'data: {"x": "\\n"}', b"id: 1"])

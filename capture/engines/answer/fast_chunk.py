@@ -2,8 +2,8 @@
 
 Parsing such a chunk into objects, inspecting them and serializing them again is most of what a capture costs. In a
 vLLM stream (0.32) these chunks all start with the same bytes and differ only in the text, the token, the logprob, the
-id and the finish reason. So the first is parsed; if that left its start unchanged, chunks with the same start are split by
-a pattern. A chunk that differs in any other way is parsed.
+id and the finish reason. So the first is parsed; if that left its start unchanged, chunks with the same start are split
+by a pattern. A chunk that differs in any other way is parsed.
 """
 
 from __future__ import annotations

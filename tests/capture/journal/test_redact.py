@@ -128,10 +128,10 @@ HOSTILE: list[Any] = [
 
 @pytest.mark.parametrize("text", HOSTILE, ids=[text[:12] for text in HOSTILE])
 def test_no_text_takes_more_than_linear_time(text: str) -> None:
-    began = time.perf_counter()
+    began = time.thread_time()
     secrets_seen(text)
     redact_text(text)
-    assert time.perf_counter() - began < 3, "such a text takes some milliseconds; a backtracking pattern takes minutes"
+    assert time.thread_time() - began < 3, "such a text takes some milliseconds; a backtracking pattern takes minutes"
 
 
 def test_images_of_responses_items_lose_their_signatures_and_texts_stay() -> None:
@@ -149,9 +149,9 @@ def test_images_of_responses_items_lose_their_signatures_and_texts_stay() -> Non
 def test_prompts_of_ids_and_images_cost_nothing() -> None:
     image = {"image_url": {"url": "data:" + "A" * 5_000_000}}
     body = {"prompt": list(range(100_000)), "messages": [{"content": [image]}]}
-    began = time.perf_counter()
+    began = time.thread_time()
     assert secrets_seen(body) == [] and redact(body) is body
-    assert time.perf_counter() - began < 0.05
+    assert time.thread_time() - began < 0.05
 
 
 def test_what_an_anthropic_request_tells_the_model_stays_and_addresses_of_its_images_are_cleaned() -> None:
