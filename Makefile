@@ -43,8 +43,9 @@ soak: $(VENV)/.dev  ## ten minutes of load; three records of every call must agr
 	@$(BIN)/python -m benchmarks.soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SESSIONS),--sessions $(SESSIONS)) \
 		$(if $(PATIENCE),--patience $(PATIENCE)) $(if $(SLACK),--slack-mib $(SLACK))
 
-chaos: $(VENV)/.dev  ## kill -9, a full disk, a clock that jumps and more, against a proxy under load (ROUNDS=2: fewer kills)
+chaos: $(VENV)/.dev  ## kill -9, a full disk, a clock that jumps and more, against a proxy and a service under load (ROUNDS=2: fewer kills)
 	@$(BIN)/python -m benchmarks.chaos $(if $(ROUNDS),--rounds $(ROUNDS))
+	@$(BIN)/python -m benchmarks.serve.chaos $(if $(ROUNDS),--kills $(ROUNDS) --groups 3)
 
 fuzz: $(VENV)/.dev  ## fuzz every parser for a minute; an hour is make fuzz SECONDS=3600
 	@$(BIN)/python -m tests.fuzz $(if $(SECONDS),--seconds $(SECONDS))

@@ -16,6 +16,8 @@ from train.stream.records import Encode, record
 from train.tokens.rollout_tokens import read_log
 
 SCHEMA_VERSION: Final = "benchflow.group-verdict.v1"
+#: How the advantages of a whole group were computed; null in every other verdict.
+SIGNAL: Final = ("advantage_kind", "group_mean", "group_std", "ddof", "eps")
 
 
 def record_line(job: JobDir, name: str) -> bytes | None:
@@ -44,6 +46,7 @@ def decide(
         "detail": None,
         "rollouts": list(members),
         "advantages": None,
+        **dict.fromkeys(SIGNAL),
     }
     if cancelled:
         return verdict | {"state": "cancelled", "reason": "cancelled", "detail": "the trainer cancelled the group"}
@@ -56,7 +59,7 @@ def decide(
     if why is not None:
         return verdict | {"reason": why.reason, "detail": _detail(why, trouble)}
     signals = group.signals(request.advantage)
-    shared = {name: signals[0][name] for name in ("advantage_kind", "group_mean", "group_std", "ddof", "eps")}
+    shared = {name: signals[0][name] for name in SIGNAL}
     return verdict | shared | {"state": "complete", "advantages": [signal["advantage"] for signal in signals]}
 
 
