@@ -168,6 +168,11 @@ CODES: Final[dict[str, tuple[str, str]]] = {
         "nothing was sampled",
     ),
     "refused_by_proxy": (_FAILED, "the proxy did not send this request to the engine: {refusal}"),
+    "budget_reached": (
+        _FAILED,
+        "the session's budget ({limit} {maximum}) was used up, so the proxy answered this call itself, and nothing was "
+        "sampled",
+    ),
     "upstream_http_error": (_FAILED, "the engine answered HTTP {status}; its message is in response.body"),
 }
 

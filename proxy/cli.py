@@ -49,7 +49,7 @@ def proxy(**options: Any) -> None:
 
 def _signature() -> inspect.Signature:
     """An option and its environment variable for each setting that has a help text."""
-    kinds = get_type_hints(Settings) | {"sampling": str | None}
+    kinds = get_type_hints(Settings) | {"sampling": str | None, "force_sampling": str | None}
     kinds |= {name: list[str] | None for name, kind in kinds.items() if kind == list[str]}
     return inspect.Signature(
         [
@@ -77,7 +77,8 @@ def read_settings(options: Mapping[str, Any], environ: Mapping[str, str]) -> Set
     given = {name: value for name, value in options.items() if value not in (None, "")}
     for name in ("upstream", "forward_header"):  # several words of one variable, or several options
         given[name] = [item for word in given.get(name, ()) for item in word.replace(",", " ").split()]
-    given["sampling"] = read_sampling([given["sampling"]] if "sampling" in given else [])
+    for name, word in (("sampling", "--sampling"), ("force_sampling", "--force-sampling")):
+        given[name] = read_sampling([given[name]] if name in given else [], word)
     return Settings(**given, capture=read_capture(environ, default=True), top_logprobs=read_top_logprobs(environ))
 
 

@@ -20,6 +20,7 @@ from capture.engines import NAMES as ENGINE_NAMES
 from capture.token_in.bridge import MODES, MODES_HELP
 from proxy.errors import SettingsError
 from proxy.http.limits import Limits
+from proxy.sampling import check_forced
 
 #: Headers of one connection, and those with which the proxy frames, encodes and authorizes its own requests.
 NEVER_FORWARDED = frozenset(
@@ -27,6 +28,8 @@ NEVER_FORWARDED = frozenset(
     "content-type accept-encoding expect authorization proxy-authorization cookie".split()
 )
 ENGINES = ("auto", *ENGINE_NAMES)
+GRAMMARS = ("flag", "refuse")
+PURPOSES = ("train", "eval")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +83,44 @@ class SessionOptions:
         metadata={"help": 'Defaults for calls that set none, as JSON: {"temperature": 1.0}.', "default": None},
     )
 
+    #: These win over what the agent sends, where `sampling` fills what it leaves out.
+    force_sampling: dict[str, object] = field(
+        default_factory=dict,
+        metadata={
+            "help": 'Sampling that replaces what calls set, as JSON: {"top_p": 1.0, "top_k": -1}.',
+            "default": None,
+        },
+    )
+    max_output_tokens: int | None = option(
+        None, "Tokens that a call may sample at most; a call that asks for more, or does not say, gets this limit."
+    )
+    grammars: str = option(
+        "flag",
+        "Calls with a grammar (response_format, a forced tool choice), which biases logprobs: flag them, or refuse "
+        "them with 400.",
+    )
+    max_calls: int | None = option(
+        None, "Calls of a session that the engine answers; the proxy ends the calls after them."
+    )
+    #: Each choice counts. The call that reaches it is cut there.
+    max_sampled_tokens: int | None = option(None, "Tokens that all calls of a session may sample; then it ends.")
+    #: A call that runs then is not cut.
+    max_seconds: float | None = option(None, "Seconds after a session's first call from which on it ends its calls.")
+    purpose: str = option("train", "train, or eval: recorded with each call, and left out of training rows.")
+
     def check(self) -> None:
         """Raises `SettingsError` for the first option that cannot be used."""
+        for name in ("max_calls", "max_sampled_tokens", "max_output_tokens"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise SettingsError(f"--{name.replace('_', '-')} must be at least 1, not {number}")
+        if self.max_seconds is not None and not (math.isfinite(self.max_seconds) and self.max_seconds > 0):
+            raise SettingsError(f"--max-seconds must be a number of seconds above 0, not {self.max_seconds:g}")
+        if self.grammars not in GRAMMARS:
+            raise SettingsError(f"--grammars must be {' or '.join(GRAMMARS)}, not {self.grammars!r}")
+        if self.purpose not in PURPOSES:
+            raise SettingsError(f"--purpose must be {' or '.join(PURPOSES)}, not {self.purpose!r}")
+        check_forced(self.force_sampling)
         if self.engine not in ENGINES:
             raise SettingsError(f"--engine must be one of {', '.join(ENGINES)}, not {self.engine!r}")
         for url in self.upstream:
@@ -129,6 +168,7 @@ SESSION_TYPES: dict[str, tuple[type, ...]] = {
     for name, hint in get_type_hints(SessionOptions).items()
 }
 SESSION_TYPES["upstream"] = (str, list)
+SESSION_TYPES["max_seconds"] = (float, int)
 
 
 @dataclass(frozen=True, slots=True)

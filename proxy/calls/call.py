@@ -15,6 +15,7 @@ from typing import Any
 
 from capture.record import TokenCapture
 from capture.sse import Event, EventDecoder
+from proxy.calls.budget_reply import last_message
 from proxy.calls.facts import Facts
 from proxy.calls.journal_line import journal_line
 from proxy.calls.reply_bytes import is_event_stream, loads, refusal_text
@@ -22,9 +23,10 @@ from proxy.calls.reply_writer import ReplyWriter, WholeReply
 from proxy.calls.request_body import Request
 from proxy.calls.translator import Translator
 from proxy.calls.upstream_call import REQUEST_ID, Route, UpstreamCall
-from proxy.errors import FAILED, NotBridged, Refusal, UpstreamBroke, UpstreamError, UpstreamFault
+from proxy.errors import FAILED, NotBridged, Refusal, UpstreamBroke, UpstreamError, UpstreamFault, error_body
 from proxy.http.client_request import AgentLeft, ClientRequest, reply_headers
 from proxy.http.headers import Headers
+from proxy.sessions.budget import BudgetReached, Reservation, sampled_tokens
 from proxy.sessions.session import Session
 from proxy.upstream.client import Response
 from proxy.upstream.gate import Gate
@@ -61,6 +63,7 @@ class Call:
         self.upstream = UpstreamCall(route, session, agent, facts)
         self.writer = ReplyWriter(agent)
         self._done = False
+        self._reservation: Reservation | None = None
         facts.retry_of = session.retries.of(request.raw, request.body, agent.header(REQUEST_ID))
 
     async def run(self) -> None:
@@ -70,6 +73,8 @@ class Call:
                 await self._exchange()
         except AgentLeft:
             self.facts.outcome = "aborted"
+        except BudgetReached as reached:
+            self._ended(reached)
         except Refusal as refusal:
             self._refused(refusal)
         except UpstreamError as error:
@@ -86,6 +91,10 @@ class Call:
 
     async def _exchange(self) -> None:
         self.request = self.translator.request(self.request, self.session.options)
+        if self.session.budget is not None:
+            self._reservation = await self.session.budget.reserve(self.request.upstream)
+            if self._reservation.limit is not None:
+                self.request = self.request.capped(self._reservation.limit, "max_sampled_tokens")
         gate = self.session.replicas.gate
         while gate.closed:
             await self._hold(gate)
@@ -228,6 +237,17 @@ class Call:
         self.facts.failure = self.facts.refusal = refusal.message
         self._error_reply(self.translator.error(refusal, flat=self.upstream.flat_errors))
 
+    def _ended(self, reached: BudgetReached) -> None:
+        """The session's budget is used up: the agent is answered so that it stops, and the record has no reply."""
+        self.facts.ended, self.facts.failure = reached.to_json(), str(reached)
+        refusal = Refusal(403, str(reached), "budget_reached")
+        self.facts.error_body = loads(error_body(refusal))
+        if reached.as_message:
+            self.writer.reply(last_message(self.translator, self.request, self.route.wire, str(reached)))
+        else:
+            self.writer.reply(self.translator.error(refusal))
+        self.facts.outcome, self.facts.status = "ended", refusal.status
+
     def _failed(self, error: UpstreamError, status: int | None = None) -> None:
         log.warning("session %s, call %d: %s", self.session.name, self.facts.number, error)
         self.session.tally.last_error = self.facts.failure = str(error)
@@ -266,11 +286,17 @@ class Call:
             facts.capture_fails(error)
             self.upstream.reader = None
             capture, line = self._line()
-        name = self.agent.header(REQUEST_ID)
-        session.retries.remember(self.request.raw, self.request.body, name, facts.number, facts.outcome)
         reader = self.upstream.reader
-        session.count(capture, reader.usage if reader is not None else {})
-        self.upstream.learn(capture)
+        usage = reader.usage if reader is not None else {}
+        if session.budget is not None and self._reservation is not None:
+            sampled = sampled_tokens(capture, usage)
+            answered = sampled > 0 or facts.outcome in ("ok", "truncated")
+            session.budget.settle(self._reservation, sampled, answered=answered)
+        if facts.ended is None:
+            name = self.agent.header(REQUEST_ID)
+            session.retries.remember(self.request.raw, self.request.body, name, facts.number, facts.outcome)
+            session.count(capture, usage)
+            self.upstream.learn(capture)
         metrics.count(facts.dialect, facts.outcome, facts.ttft_ms, capture)
         written = session.write_at_once(line)
         if written is None:
@@ -285,6 +311,8 @@ class Call:
                 metrics.journal_failures.inc()
 
     def _line(self) -> tuple[TokenCapture | None, bytes]:
+        if self.upstream.uncapped:
+            self.request = self.request.uncapped()
         reader = self.upstream.reader
         translated = self.translator.translated(reader, self.facts.outcome)
         capture = self.upstream.capture(self.request, translated.call_ids if translated else ())

@@ -47,6 +47,8 @@ class Facts:
     failure: str | None = None
     #: Why the proxy itself did not send the request.
     refusal: str | None = None
+    #: Which limit of the session's budget was reached, where the proxy therefore answered the call itself.
+    ended: dict[str, Any] | None = None
     capture_failed: str | None = None
     error_body: Any = None
     token_in: dict[str, Any] | None = None
@@ -107,6 +109,8 @@ class Facts:
             return _nothing(self, why("capture_failed", fault=self.capture_failed))
         if self.refused is not None:
             return _nothing(self, why("server_refused_capture_fields", told=self.refused))
+        if self.ended is not None:
+            return _nothing(self, why("budget_reached", limit=self.ended["limit"], maximum=self.ended["max"]))
         if self.refusal is not None:
             return _nothing(self, why("refused_by_proxy", refusal=self.refusal))
         if reader is None and self.outcome == "aborted":

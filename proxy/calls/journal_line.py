@@ -38,7 +38,7 @@ def journal_line(
     `translated` for a call that went to the engine as chat but was made, and answered, in another dialect.
     """
     agent_headers = {name.decode(): value.decode("latin-1") for name, value in headers if name in KEPT_HEADERS}
-    if facts.outcome == "error" or reader is None:
+    if facts.outcome in ("error", "ended") or reader is None:
         answered = facts.error_body
     else:
         answered = reader.assembled() if translated is None else translated.body
@@ -65,6 +65,7 @@ def journal_line(
             "session": session.options.sampling,
             "engine_defaults": facts.engine_defaults,
         },
+        "purpose": session.options.purpose,
         "policy_version": facts.policy_version,
         "policy_version_end": facts.policy_version_end,
         "outcome": facts.outcome,
@@ -84,6 +85,12 @@ def journal_line(
         metadata["held_ms"] = round(facts.held_seconds * 1000, 3)
     if reader is not None and (versions := reader.weight_versions()) is not None:
         metadata["weight_versions"] = versions
+    if session.options.force_sampling:
+        metadata["sampling"]["forced"] = session.options.force_sampling
+    if request.cap is not None:
+        metadata["sampling"]["output_cap"] = request.cap.to_json()
+    if facts.ended is not None:
+        metadata["ended"] = facts.ended
     if facts.token_in is not None:
         metadata["token_in"] = facts.token_in
     if capture is not None and facts.logprobs is not None:

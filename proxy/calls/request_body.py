@@ -11,7 +11,7 @@ import orjson
 from capture import json
 from capture.errors import JsonError
 from proxy.errors import Refusal
-from proxy.sampling import SAMPLING
+from proxy.sampling import LIMITS, SAMPLING, OutputCap, cap_output, force
 from proxy.settings import SessionOptions
 
 
@@ -31,6 +31,8 @@ class Request:
     lenient: bool
     #: Whether `raw` may be sent on where nothing was changed, or cannot be written.
     raw_goes: bool = True
+    #: What was changed of the reply's length, if anything.
+    cap: OutputCap | None = None
 
     @classmethod
     def of(cls, raw: bytes, options: SessionOptions) -> Request:
@@ -38,13 +40,34 @@ class Request:
         if not isinstance(parsed, dict):
             # Not for us to judge: the engine gets it as it is, and its own error goes back.
             return cls(raw, {}, {}, False, False, False)
-        upstream = _with_defaults(parsed, options)
+        upstream, cap = _by_session(parsed, options)
         one_line = strict and b"\n" not in raw and b"\r" not in raw
-        return cls(raw, parsed, upstream, True, one_line, not strict)
+        return cls(raw, parsed, upstream, True, one_line, not strict, cap=cap)
 
     def sent_as(self, chat: dict[str, Any], options: SessionOptions) -> Request:
         """The same request, sent on as `chat` instead of as it came."""
-        return replace(self, upstream=_with_defaults(chat, options), raw_goes=False)
+        upstream, cap = _by_session(chat, options)
+        return replace(self, upstream=upstream, raw_goes=False, cap=cap)
+
+    def capped(self, most: int, by: str) -> Request:
+        """The same request, whose choices sample `most` tokens at most; `by` is the option that says so."""
+        upstream = dict(self.upstream)
+        cap = cap_output(upstream, most, by)
+        if cap is None:
+            return self
+        return replace(self, upstream=upstream, cap=replace(cap, asked=self.cap.asked) if self.cap else cap)
+
+    def uncapped(self) -> Request:
+        """The same request without a limit where the agent set none: where the prompt and that limit together do not
+        fit the context, what is left of the context is less than the limit.
+        """
+        upstream = {name: value for name, value in self.upstream.items() if name not in LIMITS}
+        return replace(self, upstream=upstream, cap=None)
+
+    @property
+    def limit_is_ours(self) -> bool:
+        """Whether the agent set no limit, and gets one."""
+        return self.cap is not None and self.cap.asked is None
 
     def to_model(self, model: str | None) -> Request:
         """The same request, to the model of this name where there is one."""
@@ -76,15 +99,18 @@ class Request:
             return self.raw
 
 
-def _with_defaults(body: dict[str, Any], options: SessionOptions) -> dict[str, Any]:
-    """`body` with the session's model, and its sampling parameters where the agent set none."""
+def _by_session(body: dict[str, Any], options: SessionOptions) -> tuple[dict[str, Any], OutputCap | None]:
+    """`body` with the session's model, its sampling where the agent set none or it is forced, and its length capped."""
     upstream = dict(body)
     if options.model is not None:
         upstream["model"] = options.model
     for name, value in options.sampling.items():
         if upstream.get(name) is None:
             upstream[name] = value
-    return upstream
+    if options.force_sampling:
+        force(upstream, options.force_sampling)
+    most = options.max_output_tokens
+    return upstream, None if most is None else cap_output(upstream, most, "max_output_tokens")
 
 
 def _parse(raw: bytes) -> tuple[Any, bool]:

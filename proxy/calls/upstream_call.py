@@ -7,8 +7,11 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from capture.engines.base import Engine
+from capture.engines.grammars import grammars, offers_tools
+from capture.engines.inject import final_usage
 from capture.engines.meaning import LOGITS
 from capture.engines.reader import Reader
 from capture.engines.request import CaptureOptions, UpstreamRequest
@@ -19,7 +22,8 @@ from proxy.calls.facts import Facts
 from proxy.calls.forwarded_headers import forwarded
 from proxy.calls.reply_bytes import loads, refusal_text
 from proxy.calls.request_body import Request
-from proxy.errors import UpstreamError, UpstreamUnreachable
+from proxy.dialects.engine_errors import limit_too_large
+from proxy.errors import Refusal, UpstreamError, UpstreamUnreachable
 from proxy.http.client_request import ClientRequest
 from proxy.sessions.policy import version_in_name
 from proxy.sessions.session import Session
@@ -68,6 +72,8 @@ class UpstreamCall:
         self.replica: Replica | None = None
         self.engine: Engine | None = None
         self.plan = PromptPlan()
+        #: Whether a limit of the reply's length that the proxy added did not fit the context.
+        self.uncapped = False
         self._made: tuple[Engine, CaptureOptions, UpstreamRequest] | None = None
 
     async def send(self, request: Request) -> Response:
@@ -83,6 +89,7 @@ class UpstreamCall:
                 self.facts.sent_to(replica)
                 if self.facts.policy_version is None:
                     await self._read_version(replica, request.upstream.get("model"))
+                self._refuse_grammars(self.engine, request.upstream)
                 return await self._ask(replica, self.engine, request)
             except UpstreamUnreachable:
                 self.session.replicas.failed(replica)
@@ -167,9 +174,38 @@ class UpstreamCall:
             made = self._made = engine, wants, engine.ask(self.route.wire, request.upstream, wants)
         return made[2]
 
+    def _refuse_grammars(self, engine: Engine, body: dict[str, Any]) -> None:
+        if self.session.options.grammars != "refuse":
+            return
+        found = grammars(body)
+        if engine.tool_grammar is not None and offers_tools(body):
+            found.append(engine.tool_grammar)
+        if found:
+            raise Refusal(
+                400,
+                f"this call would be sampled with {found[0]}, which biases logprobs, and this session refuses that "
+                "(--grammars refuse); make the call without it",
+            )
+
     async def _post(self, replica: Replica, engine: Engine, request: Request, wants: CaptureOptions) -> Response:
+        """Sends the request; where the engine refuses a limit that the agent did not set, once more without it."""
+        if self.uncapped:
+            request = request.uncapped()
+        response = await self._post_once(replica, engine, request, wants)
+        if response.status in (400, 422) and request.limit_is_ours:
+            self.uncapped = limit_too_large(refusal_text(await _read_refusal(replica, response)))
+            response = await self._post_once(replica, engine, request.uncapped() if self.uncapped else request, wants)
+        return response
+
+    async def _post_once(self, replica: Replica, engine: Engine, request: Request, wants: CaptureOptions) -> Response:
         try:
             self.ask, self._made = self._asks(engine, request, wants), None  # its body may be changed from here on
+            if (
+                not wants.capture
+                and self.session.options.max_sampled_tokens is not None
+                and self.ask.body.get("stream")
+            ):
+                self.ask.injected += tuple(final_usage(self.ask))  # nothing else counts what it samples
             self.reader = Reader(engine, self.route.wire, request.upstream, self.ask)
             self.reader.prompt_before = self.session.prompt
         except Exception as error:

@@ -23,6 +23,11 @@ def too_long(message: str) -> bool:
     return any(words in message for words in _TOO_LONG)
 
 
+def limit_too_large(message: str) -> bool:
+    """Whether the error is about a reply's length that does not fit the context, alone or with the prompt."""
+    return too_long(message) or "max_model_len" in message
+
+
 def own_fault(message: str) -> bool:
     """Whether the error is the request's own fault, whatever its status: repeating the call cannot help."""
     return too_long(message) or any(words in message for words in _OWN_FAULT)

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from capture.errors import JournalError
-from capture.journal.journal import JournalWriter
+from capture.journal.journal import JournalReader, JournalWriter
 from capture.journal.layout import JOURNAL
 from proxy.errors import NoSuchSession, Refusal, SessionError
 from proxy.http.headers import Headers
 from proxy.runtime.lru import MemoryBudget
+from proxy.sessions.budget import Budget
 from proxy.sessions.keys import KEY, digest, from_a_page, keys
 from proxy.sessions.placement import Placement
 from proxy.sessions.policy import Policy
@@ -108,10 +109,13 @@ class Sessions:
             journal, left = self._out / name / JOURNAL, self._left.pop(name, None)
         try:
             writer = JournalWriter(journal, fsync=self._fsync, left=left)
+            earlier = JournalReader(journal) if writer.next_call and Budget.of(options) is not None else None
         except JournalError as error:
             raise SessionError(str(error)) from error
         key = key if key is not None else self._placement.new_key()
         session = Session(name, options, writer, replicas, key=key, session_id=session_id, budget=self.budget)
+        if session.budget is not None and earlier is not None:
+            session.budget.count_earlier(earlier)
         self._by_id[session.id] = session
         self._by_key[digest(session.api_key)] = session
         self._by_name.setdefault(name, []).append(session)

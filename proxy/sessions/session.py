@@ -22,6 +22,7 @@ from capture.token_ids import Ids
 from proxy.errors import Refusal
 from proxy.runtime.lru import BoundedLRU, MemoryBudget
 from proxy.sessions.answer_cache import AnswerCache
+from proxy.sessions.budget import Budget
 from proxy.sessions.policy import Policy
 from proxy.sessions.retry_tracker import Retries
 from proxy.settings import SessionOptions
@@ -80,6 +81,7 @@ class Session:
         self._prompt: BoundedLRU[None, Ids] = BoundedLRU(1, LONGEST_PROMPT, budget)
         self.purposes = Purposes()
         self.retries = Retries()
+        self.budget = Budget.of(options)
         self.journal_failed: str | None = None
         self.closed = False
         #: Opened by a call to its address: it ends when no call comes for a while, and the next call opens it again.
@@ -236,6 +238,8 @@ class Session:
             "completion_tokens": tally.completion_tokens,
             "in_flight": self.in_flight,
             "policy_version": self.policy_version,
+            "purpose": self.options.purpose,
+            "budget": None if self.budget is None else self.budget.state(),
             "token_in": None if self.token_in is None else self.token_in.state(),
             "journal": str(self.journal.path),
             "journal_failed": self.journal_failed,

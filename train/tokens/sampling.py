@@ -14,6 +14,8 @@ from typing import Any, Final
 import orjson
 
 from capture.engines import default_logprobs, tool_grammar
+from capture.engines.grammars import FIELDS as GRAMMAR_FIELDS
+from capture.engines.grammars import grammars
 from capture.engines.meaning import APPLIED, NOT_APPLIED, NOTHING, PROBE, LogprobMeaning
 from capture.journal.call import Call
 
@@ -31,16 +33,12 @@ _OFF: Final[dict[str, tuple[float, ...]]] = {
     "xtc_probability": (0,), "top_n_sigma": (0, -1),
 }  # fmt: skip
 _LISTS: Final = ("logit_bias", "bad_words", "allowed_token_ids")
-_GRAMMARS: Final = (
-    "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "regex", "ebnf",
-    "json_schema", "grammar",
-)  # fmt: skip
 #: The fields of a request that are read where the writer of the log did not record the sampling.
 FIELDS: Final = (
     *_MUST_BE_KNOWN,
     *_OFF,
     *_LISTS,
-    *_GRAMMARS,
+    *GRAMMAR_FIELDS,
     "response_format",
     "tool_choice",
     "use_beam_search",
@@ -163,7 +161,7 @@ def _words(sampling: bytes) -> tuple[str, ...]:
         if value is not None and not _is(value, harmless):
             found.append(f"{name} {_short(value)}")
     found += [name for name in _LISTS if sent.get(name)]
-    found += _grammars(sent)
+    found += grammars(sent)
     if sent.get("use_beam_search"):
         found.append("beam search")
     return (*found, *(f"{name}{UNKNOWN}" for name in unknown))
@@ -187,17 +185,6 @@ def sampling_of(call: Call) -> dict[str, Any]:
         "session": dict(session) if isinstance(session, Mapping) else {},
         "engine_defaults": dict(defaults) if isinstance(defaults, Mapping) else None,
     }
-
-
-def _grammars(sent: Mapping[str, Any]) -> list[str]:
-    found = [f"a grammar ({name})" for name in _GRAMMARS if sent.get(name)]
-    wanted = sent.get("response_format")
-    if isinstance(wanted, Mapping) and wanted.get("type") not in (None, "text"):
-        found.append(f"a grammar (response_format {wanted['type']})")
-    choice = sent.get("tool_choice")
-    if isinstance(choice, Mapping) or choice in ("required", "any"):
-        found.append("a tool grammar (tool_choice)")
-    return found
 
 
 def _is(value: Any, harmless: tuple[float, ...]) -> bool:
