@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,6 +41,18 @@ ENV_HELP = (
     f"engine is and stay outside the sandbox; {TOKEN_LOGPROBS}=1 captures token ids and logprobs, {TOP_LOGPROBS}=N "
     "also N alternatives per token."
 )
+#: The options of `bench run` and `bench serve` that control what sessions may do.
+ForceSampling = Annotated[
+    list[str] | None,
+    typer.Option(help="NAME=VALUE or a JSON object; wins over what calls set: --force-sampling top_p=1.0"),
+]
+MaxOutputTokens = Annotated[int | None, typer.Option(help=option_help("max_output_tokens"))]
+Grammars = Annotated[str, typer.Option(help=option_help("grammars"))]
+MaxCalls = Annotated[int | None, typer.Option(help=option_help("max_calls"))]
+MaxSampledTokens = Annotated[int | None, typer.Option(help=option_help("max_sampled_tokens"))]
+MaxSeconds = Annotated[float | None, typer.Option(help=option_help("max_seconds"))]
+Purpose = Annotated[str, typer.Option(help=option_help("purpose"))]
+
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 tasks_app = typer.Typer(
     help="Check or create a task folder.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
@@ -96,6 +108,13 @@ def run_command(
         str,
         typer.Option(envvar="CAPTURE_TOKEN_IN", help=option_help("token_in")),
     ] = "off",
+    force_sampling: ForceSampling = None,
+    max_output_tokens: MaxOutputTokens = None,
+    grammars: Grammars = "flag",
+    max_calls: MaxCalls = None,
+    max_sampled_tokens: MaxSampledTokens = None,
+    max_seconds: MaxSeconds = None,
+    purpose: Purpose = "train",
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on standard output.")] = False,
 ) -> None:
     """Run agents on tasks in Docker sandboxes, and score them.
@@ -118,7 +137,19 @@ def run_command(
         agent_env=for_the_agent(env),
         timeout=timeout,
         verifier_sandbox=verifier_sandbox,
-        session=session_options(policy_version, sampling or [], token_in, provider),
+        session=session_options(
+            policy_version,
+            sampling or [],
+            token_in,
+            provider,
+            force_sampling or [],
+            max_output_tokens=max_output_tokens,
+            grammars=grammars,
+            max_calls=max_calls,
+            max_sampled_tokens=max_sampled_tokens,
+            max_seconds=max_seconds,
+            purpose=purpose,
+        ),
     )
     if "/" in plan.job or plan.job in (".", ".."):
         raise JobError(f"--job {plan.job}: a job's name is one folder's name; the folder above it is --jobs-dir")
@@ -207,9 +238,16 @@ def for_the_agent(env: dict[str, str]) -> dict[str, str]:
 
 
 def session_options(
-    policy_version: str | None, sampling: list[str], token_in: str, provider: Provider | None
+    policy_version: str | None,
+    sampling: list[str],
+    token_in: str,
+    provider: Provider | None,
+    force_sampling: Sequence[str] = (),
+    **controls: Any,
 ) -> SessionOptions:
-    """What the sessions of the job's rollouts have. Raises `JobError`."""
+    """What the sessions of the job's rollouts have; `controls` are further fields of `SessionOptions`. Raises
+    `JobError`.
+    """
     if token_in != "off" and provider is not None and provider.engine == "other":
         raise JobError(f"--token-in needs token ids, which {provider.model} does not return; leave it out")
     capture = provider is None or provider.capture
@@ -220,6 +258,8 @@ def session_options(
             token_in=token_in,
             policy_version=policy_version,
             sampling=read_sampling(sampling),
+            force_sampling=read_sampling(force_sampling, "--force-sampling"),
+            **controls,
         )
         options.check()
     except SettingsError as error:

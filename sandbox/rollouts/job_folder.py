@@ -151,6 +151,8 @@ def evaluation_json(
             "capture": plan.capture,
             "policy_version": plan.session.policy_version,
             "sampling": plan.session.sampling,
+            "controls": plan.controls,
+            "purpose": plan.session.purpose,
             "token_in": plan.session.token_in,
             "timeout_sec": plan.timeout,
             "retry": {

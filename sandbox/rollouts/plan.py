@@ -13,6 +13,7 @@ from sandbox.tasks.task import Task
 DEFAULT_BUDGET = 900.0
 #: Options of sessions that the provider gives, once for the job's proxy.
 SHARED = frozenset({"upstream", "upstream_key", "engine", "model", "capture", "top_logprobs"})
+CONTROLS = ("force_sampling", "max_output_tokens", "grammars", "max_calls", "max_sampled_tokens", "max_seconds")
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,12 @@ class RolloutPlan:
     @property
     def capture(self) -> bool:
         return bool(self.provider and self.provider.capture)
+
+    @property
+    def controls(self) -> dict[str, Any]:
+        """The limits and forced values of its sessions, those that are set."""
+        values = {name: getattr(self.session, name) for name in CONTROLS}
+        return {name: value for name, value in values.items() if value not in (None, {}, "flag")}
 
     def own_session_options(self) -> dict[str, Any]:
         """The options of a rollout's session that the engine does not settle for the whole job."""

@@ -123,9 +123,12 @@ class Rollout:
             try:
                 self.act(sandbox, prepared, prompt)
             except AgentError as error:
-                self.error = error
-                if not self.should_verify(error):
-                    return
+                if not self.budget_ended or error.category not in REPORTED_BY_AGENT:
+                    self.error = error
+                    if not self.should_verify(error):
+                        return
+            if self.budget_ended and self.error is None:
+                self.stop_reason = "budget_reached"
             self.judge(sandbox, prepared)
         finally:
             self.remove(sandbox)
@@ -272,13 +275,19 @@ class Rollout:
         if not self.tally.get("calls"):
             return "none", None
         try:
-            last = max(JournalReader(self.dir.journal), key=lambda call: call.number, default=None)
+            sent = (call for call in JournalReader(self.dir.journal) if call.outcome != "ended")
+            last = max(sent, key=lambda call: call.number, default=None)
         except CaptureError:
             return "none", None
         if last is None or last.outcome in ("ok", "aborted"):
             return last.outcome if last else "none", None
         reason = self.tally.get("last_error") or _message(last.response_body) or f"HTTP {last.status_code}"
         return "error", AgentError(f"the model's last call failed ({reason})", _category(last.status_code))
+
+    @property
+    def budget_ended(self) -> bool:
+        """Whether the session's budget ended a call: an agent that then reports a failure did not fail by itself."""
+        return bool((self.tally.get("budget") or {}).get("ended_calls"))
 
     def model_failure(self) -> AgentError | None:
         """The error of a turn that ended because its last call was not answered, though the agent did not report it."""

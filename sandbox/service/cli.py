@@ -11,7 +11,18 @@ import typer
 
 from proxy import is_loopback, option_help
 from sandbox.agents import find_agent
-from sandbox.cli import ENV_HELP, for_the_agent, read_env, session_options
+from sandbox.cli import (
+    ENV_HELP,
+    ForceSampling,
+    Grammars,
+    MaxCalls,
+    MaxOutputTokens,
+    MaxSampledTokens,
+    MaxSeconds,
+    for_the_agent,
+    read_env,
+    session_options,
+)
 from sandbox.errors import JobError
 from sandbox.rollouts.job import default_job_name
 from sandbox.rollouts.model_endpoint import MODEL_FORMS, check_reachable, read_provider, without_tokens
@@ -56,6 +67,12 @@ def serve_command(
         typer.Option(help="NAME=VALUE or a JSON object; defaults for calls that set none: --sampling temperature=1.0"),
     ] = None,
     token_in: Annotated[str, typer.Option(envvar="CAPTURE_TOKEN_IN", help=option_help("token_in"))] = "off",
+    force_sampling: ForceSampling = None,
+    max_output_tokens: MaxOutputTokens = None,
+    grammars: Grammars = "flag",
+    max_calls: MaxCalls = None,
+    max_sampled_tokens: MaxSampledTokens = None,
+    max_seconds: MaxSeconds = None,
 ) -> None:
     """Offer rollouts over HTTP to a trainer: groups of one task, scored, with exact tokens and advantages.
 
@@ -79,7 +96,18 @@ def serve_command(
         agent_env=for_the_agent(env),
         timeout=timeout,
         verifier_sandbox=verifier_sandbox,
-        session=session_options(policy_version, sampling or [], token_in, provider),
+        session=session_options(
+            policy_version,
+            sampling or [],
+            token_in,
+            provider,
+            force_sampling or [],
+            max_output_tokens=max_output_tokens,
+            grammars=grammars,
+            max_calls=max_calls,
+            max_sampled_tokens=max_sampled_tokens,
+            max_seconds=max_seconds,
+        ),
     )
     if "/" in plan.job or plan.job in (".", ".."):
         raise JobError(f"--job {plan.job}: a job's name is one folder's name; the folder above it is --jobs-dir")

@@ -15,10 +15,10 @@ from train.errors import BadInput
 from train.groups.groups import GroupOptions
 
 #: Fields of a request that are options of its rollouts' sessions, under the same name.
-SESSION_FIELDS: Final = ("policy_version",)
-FIELDS: Final = frozenset(
-    {"key", "task", "seed", "size", "sampling", "deadline", "advantage", "purpose", *SESSION_FIELDS}
-)
+SESSION_FIELDS: Final = (
+    "policy_version", "purpose", "max_calls", "max_sampled_tokens", "max_seconds", "max_output_tokens",
+)  # fmt: skip
+FIELDS: Final = frozenset({"key", "task", "seed", "size", "sampling", "deadline", "advantage", *SESSION_FIELDS})
 _KEY: Final = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 
 
@@ -102,7 +102,9 @@ def _session(body: Mapping[str, Any], options: SessionOptions) -> dict[str, Any]
     if isinstance(own.get("policy_version"), int):
         own["policy_version"] = str(own["policy_version"])
     if body.get("sampling") is not None:
-        own["sampling"] = body["sampling"]
+        if not isinstance(body["sampling"], dict):
+            raise bad('`sampling` must be an object such as {"temperature": 1.0}')
+        own["force_sampling"] = options.force_sampling | body["sampling"]
     try:
         options.session_options(own)
     except SettingsError as error:
