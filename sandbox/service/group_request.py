@@ -102,9 +102,8 @@ def _session(body: Mapping[str, Any], options: SessionOptions) -> dict[str, Any]
     if isinstance(own.get("policy_version"), int):
         own["policy_version"] = str(own["policy_version"])
     if body.get("sampling") is not None:
-        if not isinstance(body["sampling"], dict):
-            raise bad('`sampling` must be an object such as {"temperature": 1.0}')
-        own["force_sampling"] = options.force_sampling | body["sampling"]
+        forced = body["sampling"]
+        own["force_sampling"] = options.force_sampling | forced if isinstance(forced, dict) else forced
     try:
         options.session_options(own)
     except SettingsError as error:
