@@ -188,7 +188,9 @@ class Settings(SessionOptions):
     #: The key of the default session. Without one the proxy is open, on loopback only.
     key: str | None = option(None, "Key that agents must send; required beyond loopback.")
 
-    probe: bool = option(True, "Make one tiny call at the start and report what is captured.")
+    probe: bool = option(
+        True, "Make a few tiny calls at the start: report what is captured, measure what logprobs mean."
+    )
     #: Measure what the engines' logprobs mean, by three calls of one token (`capture.engines.meaning`).
     #: `probe` does that too.
     measure_logprobs: bool = False

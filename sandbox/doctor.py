@@ -17,6 +17,7 @@ import httpx
 import typer
 from rich.console import Console
 
+from capture.engines.meaning import APPLIED, LOGITS, UNKNOWN, LogprobMeaning, measure
 from sandbox.agents import AGENTS
 from sandbox.containers import images
 from sandbox.containers.docker import connect
@@ -170,6 +171,7 @@ def check_engine(url: str, key: str | None) -> Iterator[Finding]:
         model = str(rows[0]["id"])
         yield Finding("ok", f"the engine at {base} serves {', '.join(str(row['id']) for row in rows)}")
         yield from check_capture(client, base, model)
+        yield from check_logprobs(client, base, model)
     host = httpx.URL(base).host
     if host not in ("127.0.0.1", "localhost", "::1"):
         yield Finding(
@@ -197,3 +199,34 @@ def check_capture(client: httpx.Client, base: str, model: str) -> Iterator[Findi
         )
     else:
         yield Finding("bad", f"{model} gives neither token ids nor logprobs", "serve it with vLLM, SGLang or llama.cpp")
+
+
+def check_logprobs(client: httpx.Client, base: str, model: str) -> Iterator[Finding]:
+    """Measures what the engine's logprobs mean, and says which trainer they fit."""
+    meaning = _measured(client, base.removesuffix("/v1"), model)
+    if meaning is None:
+        yield Finding(
+            "note", "what its logprobs mean could not be measured", "allow 5 top_logprobs, or see docs/logprobs.md"
+        )
+    elif meaning.values == LOGITS:
+        yield Finding("bad", f"{model} gives {meaning}", "start vLLM with --logprobs-mode raw_logprobs")
+    elif meaning.temperature == UNKNOWN:
+        yield Finding("note", f"{model}'s logprobs: {meaning}", "sample at temperature 1 (docs/logprobs.md)")
+    elif meaning.temperature == APPLIED:
+        yield Finding("ok", f"{model}'s logprobs: {meaning}; right at any temperature that the trainer divides by too")
+    else:
+        yield Finding("ok", f"{model}'s logprobs: {meaning}; right at temperature 1 only (docs/logprobs.md)")
+
+
+def _measured(client: httpx.Client, root: str, model: str) -> LogprobMeaning | None:
+    asked = measure(model)
+    try:
+        path, body = next(asked)
+        while True:
+            answer = client.post(f"{root}{path}", json=body)
+            path, body = asked.send(answer.json() if answer.status_code == 200 else None)
+    except StopIteration as end:
+        found: LogprobMeaning | None = end.value
+        return found
+    except (httpx.HTTPError, ValueError):
+        return None

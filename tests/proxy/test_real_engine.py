@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -259,3 +260,23 @@ async def test_an_agent_that_leaves_stops_the_engine(bench_of: Callable[..., Any
         # All four slots are free again: four calls at once do not wait for a reply of 3000 tokens.
         answer = await bench.client.post("/chat/completions", json={**COLOURS, "max_tokens": 2, "n": 4}, timeout=20)
     assert answer.status_code == 200
+
+
+async def test_the_logprobs_of_llamacpp_are_measured_and_have_no_temperature(bench_of: Callable[..., Any]) -> None:
+    """The same token at temperature 1 and 2, with and without a cut: one logprob, and each record says why."""
+    first = {**COLOURS, "max_tokens": 1, "seed": 3}
+    async with bench_of(measure_logprobs=True) as bench:
+        async with asyncio.timeout(60):
+            while (await bench.proxy.logprobs() or {}).get("source") != "probe":
+                await asyncio.sleep(0.05)
+        for sampling in (
+            {"temperature": 1, "top_k": 1},
+            {"temperature": 2, "top_k": 1},
+            {"temperature": 2, "top_k": 40},
+        ):
+            await bench.client.post("/chat/completions", json={**first, **sampling}, timeout=60)
+    calls = bench.calls()
+    wanted = {"temperature": "not_applied", "truncation": "not_applied", "values": "logprobs", "source": "probe"}
+    assert [call.metadata["logprobs"] for call in calls] == [wanted] * 3
+    logprobs = [call.capture.completions[0].logprobs[0] for call in calls]
+    assert logprobs[0] == pytest.approx(logprobs[1], abs=1e-3), "top_k 1 takes the same token"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from sandbox.doctor import Finding, examine
+from sandbox.doctor import Finding, check_engine, examine
 from sandbox.embedded_engine import EmbeddedEngine
+from tests.proxy.fake_engine import FakeEngine
+from tests.proxy.upstream.test_logprob_meaning import samples
 from tests.sandbox.support import bridge_address
 
 
@@ -41,3 +44,26 @@ def test_an_image_that_is_not_here_is_said(docker_client: object) -> None:
 def test_an_engine_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bad = [f.what for f in findings("http://127.0.0.1:9/v1") if f.level == "bad"]
     assert any("no engine answers at http://127.0.0.1:9/v1" in what for what in bad)
+
+
+@pytest.mark.engine
+def test_the_embedded_engines_logprobs_are_measured(engine: EmbeddedEngine) -> None:
+    found = {f.what: f.level for f in check_engine(engine.base_url, None)}
+    what = f"{engine.model}'s logprobs: temperature not applied, truncation not applied; right at temperature 1 only"
+    assert found[f"{what} (docs/logprobs.md)"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("mode", "level", "what"),
+    [
+        ("temperature", "ok", "my-policy's logprobs: temperature applied, truncation not applied; right at any temper"),
+        ("processed", "ok", "my-policy's logprobs: temperature applied, truncation applied; right at any temperature"),
+        ("raw_logits", "bad", "my-policy gives logits in place of logprobs"),
+        ("refuses", "note", "what its logprobs mean could not be measured"),
+    ],
+)
+async def test_what_logprobs_mean_is_one_line(mode: str, level: str, what: str) -> None:
+    async with FakeEngine(samples(mode)) as engine:
+        found = await asyncio.to_thread(lambda: list(check_engine(engine.url, None)))
+    [finding] = [f for f in found if f.what.startswith(what)]
+    assert finding.level == level
