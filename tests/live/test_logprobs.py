@@ -10,7 +10,7 @@ import pytest
 
 from capture.journal.journal import JournalReader
 from tests.live.conftest import LiveEngine
-from tests.live.test_same_answer import CHAT, pair
+from tests.live.test_answer_unchanged import CHAT, pair
 
 #: Shapes whose recorded logprobs are the plain model's: a grammar masks logits before they are taken.
 SHAPES = ("plain", "to its own end", "n=2", "a stop string", "tools auto", "a multi-turn tool history")

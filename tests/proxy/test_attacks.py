@@ -1,7 +1,7 @@
 """The attempt list: what someone inside a sandbox may send with a key that is good for one session, each refused.
 
 Raw sockets, because no library would send most of it. What a container on the runner's own network reaches stands in
-`tests/sandbox/rollouts/test_attempts.py`.
+`tests/sandbox/rollouts/test_container_attacks.py`.
 """
 
 from __future__ import annotations
