@@ -95,7 +95,7 @@ def test_bench_debug_shows_where_a_bug_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["train", "--help"], ["train", "token-coverage", "."]])
-def test_a_reader_that_is_gone_is_no_traceback(tmp_path: Path, words: list[str]) -> None:
+def test_a_closed_reader_gives_no_traceback(tmp_path: Path, words: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(

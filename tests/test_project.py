@@ -100,7 +100,7 @@ def shown_commands(document: str) -> list[list[str]]:
     return [line for line in lines if line]
 
 
-def test_the_version_is_said_once() -> None:
+def test_the_version_is_declared_once() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     answer = bench("--version")
     assert (answer.returncode, answer.stdout) == (0, f"bench {version}\n")
@@ -122,7 +122,7 @@ def test_help_cuts_no_names_on_a_narrow_terminal() -> None:
         assert [name for name in names if name not in output] == []
 
 
-def test_a_bug_of_ours_is_said_to_be_one() -> None:
+def test_an_internal_error_is_reported_as_a_bug() -> None:
     script = "from capture.command.edge import run; run('bench', lambda: lambda **_: 1 / 0)"
     answer = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert answer.returncode == 70
@@ -190,7 +190,7 @@ def test_ci_runs_the_readmes_test_command() -> None:
         ("bench/x.py:3: DeprecationWarning: utcnow() is deprecated\n", 1),
     ],
 )
-def test_ci_fails_for_output_that_nobody_meant(output: str, code: int) -> None:
+def test_ci_fails_for_unintended_output(output: str, code: int) -> None:
     watched = re.search(r"^watched\(\) \{.*?^\}", (ROOT / ".ci/run").read_text(), re.M | re.S)
     assert watched is not None
     script = f'set -euo pipefail\n{watched[0]}\nwatched printf "%s" "$1"'
@@ -275,7 +275,7 @@ def test_the_layout_answers_twelve_questions_with_a_file_each() -> None:
     assert [line for line in questions if not re.search(r"\| `[\w./]+/[\w./]*`", line)] == []
 
 
-def test_the_troubleshooting_table_quotes_messages_that_are_really_said() -> None:
+def test_the_troubleshooting_table_quotes_messages_that_are_really_printed() -> None:
     """The longest piece of each quoted message between `…` is in the code (strings broken over lines are joined)."""
     rooms = ("capture", "proxy", "sandbox", "train")
     sources = [ROOT / "Makefile", ROOT / "tests/conftest.py", *(p for room in rooms for p in modules(room))]

@@ -40,14 +40,14 @@ def test_what_others_write_is_read_as_it_says(text: bytes | str, value: Any) -> 
     assert orjson.loads(stored) is not None or value is None
 
 
-def test_a_big_integer_is_no_float() -> None:
+def test_a_big_integer_is_not_a_float() -> None:
     assert type(json.loads(b"18446744073709551616")) is int
 
 
 @pytest.mark.parametrize(
     "text", [b"", b"{", b"nan", b'"\xff"', b"[" * 100_000, b"[" * 100_000 + b"]" * 100_000, b"1 2"]
 )
-def test_what_is_no_json_is_one_error(text: bytes) -> None:
+def test_what_is_not_json_is_one_error(text: bytes) -> None:
     with pytest.raises(JsonError):
         json.loads(text)
     assert json.loads_or_none(text) is None
@@ -88,7 +88,7 @@ def test_what_came_in_is_passed_on_as_it_came() -> None:
         json.dumps_as_read(nested(100_000))
 
 
-def test_files_hold_what_an_agent_put_into_them(tmp_path: Path) -> None:
+def test_files_contain_what_an_agent_put_into_them(tmp_path: Path) -> None:
     row = {"text": "\udcff", "big": 10**40, "deep": nested(400), "reward": math.nan}
     write_json(tmp_path / "a.json", row)
     write_jsonl(tmp_path / "a.jsonl", [row, row])

@@ -47,7 +47,7 @@ def test_ids_are_read_however_they_were_written(spaces: str, values: list[int]) 
 
 
 @given(st.text(alphabet="0123456789,[] .-e", max_size=12))
-def test_what_is_no_list_of_ids_is_none(inner: str) -> None:
+def test_what_is_not_a_list_of_ids_is_none(inner: str) -> None:
     text = f"[{inner}]".encode()
     try:
         value = json.loads(text)
@@ -62,7 +62,7 @@ def test_what_is_no_list_of_ids_is_none(inner: str) -> None:
     [b"null", b"[true]", b"[1.0]", b"[null]", b"[-1]", b"[1 2]", b"[01]", b"[1,,2]", b"{}", b"[7,18446744073709551615]",
      b"[99999999999999999999999,7]"],
 )  # fmt: skip
-def test_bools_floats_torn_lists_and_numbers_beyond_63_bits_are_no_ids(text: bytes) -> None:
+def test_bools_floats_torn_lists_and_numbers_beyond_63_bits_are_not_ids(text: bytes) -> None:
     assert Ids.parse(text) is None
 
 
@@ -131,7 +131,7 @@ def test_logprobs_are_judged_together_as_each_alone(values: list[Any]) -> None:
 
 
 @given(others)
-def test_what_is_no_logprob(value: Any) -> None:
+def test_what_is_not_a_logprob(value: Any) -> None:
     assert not is_logprob(value) and not are_logprobs([-0.5, value])
 
 
@@ -230,6 +230,6 @@ def test_benchflows_short_reasons_are_read() -> None:
 
 
 @pytest.mark.parametrize("value", [None, [], {"schema_version": "v0"}, {"schema_version": None}])
-def test_what_is_no_capture_is_refused(value: object) -> None:
+def test_what_is_not_a_capture_is_refused(value: object) -> None:
     with pytest.raises(RecordError):
         TokenCapture.from_json(value)

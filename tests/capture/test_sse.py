@@ -51,7 +51,7 @@ def test_an_event_keeps_its_name_and_its_bytes() -> None:
     assert (event.event, event.data, event.raw) == (b"sglext_ids", b"{}", b"event: sglext_ids\nid: 4\ndata: {}\n\n")
 
 
-def test_a_byte_order_mark_is_forgiven() -> None:
+def test_a_byte_order_mark_is_ignored() -> None:
     assert payloads(b"\xef\xbb\xbfdata: a\n\n", 1) == [b"a"]
 
 

@@ -38,7 +38,7 @@ def test_each_agent_leaves_a_training_grade_rollout(tmp_path: Path, name: str) -
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_each_agent_comes_to_a_clean_end_with_a_small_model(tmp_path: Path, engine: EmbeddedEngine, name: str) -> None:
+def test_each_agent_ends_cleanly_with_a_small_model(tmp_path: Path, engine: EmbeddedEngine, name: str) -> None:
     """4096 tokens are less than some agents take for themselves: a refusal in the agent's dialect is then its end."""
     provider = Provider(f"llamacpp/{engine.model}", "llamacpp", engine.model, engine.base_url, None, True)
     environment = {"BENCHFLOW_CONTEXT_WINDOW": "4096"}

@@ -124,7 +124,7 @@ async def test_the_key_of_a_closed_session_opens_nothing_on_an_open_proxy_either
         assert statuses(got) == [401] and engine.calls == [] and bench.calls() == []
 
 
-async def test_a_call_that_the_closing_of_its_session_ends_is_told_so_in_its_dialect(tmp_path: Path) -> None:
+async def test_a_call_ended_by_closing_its_session_gets_an_error_in_its_dialect(tmp_path: Path) -> None:
     async def waits(seen: Seen) -> Any:
         await seen.gone.wait()
         yield b""
@@ -179,7 +179,7 @@ async def test_an_absolute_target_a_host_a_query_and_a_models_name_change_nothin
         assert {call.headers["host"] for call in here.engine.calls} == {f"127.0.0.1:{here.engine.port}"}
 
 
-async def test_headers_that_lead_gateways_astray_stay_here(tmp_path: Path) -> None:
+async def test_headers_that_mislead_gateways_are_not_forwarded(tmp_path: Path) -> None:
     names = (
         "x-original-url", "x-rewrite-url", "x-http-method-override", "x-forwarded-prefix", "x-forwarded-for",
         "x-real-ip", "forwarded", "cookie", "proxy-authorization", "te", "trailer", "x-listed", "http2-settings",
@@ -214,7 +214,7 @@ DOUBTFUL: list[tuple[bytes, list[str]]] = [
 ]  # fmt: skip
 
 
-async def test_a_request_of_doubtful_length_is_400_and_its_connection_is_over(tmp_path: Path) -> None:
+async def test_a_request_of_ambiguous_length_is_400_and_closes_its_connection(tmp_path: Path) -> None:
     async with house(tmp_path) as here:
         tries = [post(body, here.key, *headers) + post(BODY, here.key) for body, headers in DOUBTFUL]
         got = await asyncio.gather(*map(here.send, tries))
@@ -260,7 +260,7 @@ async def test_a_connection_that_says_nothing_is_closed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", [False, True])
-async def test_headers_that_trickle_are_given_up(tmp_path: Path, first: bool) -> None:
+async def test_headers_that_trickle_time_out(tmp_path: Path, first: bool) -> None:
     """Slowloris: a byte now and then, on a new connection and after a call that was good."""
     async with house(tmp_path, limits=Limits(head_time=0.4)) as here:
 
@@ -332,7 +332,7 @@ async def test_a_body_that_is_too_slow_is_408_and_no_call(tmp_path: Path) -> Non
         assert await here.untouched()
 
 
-async def test_an_agent_that_reads_nothing_is_left_and_the_engine_is_told_to_stop(
+async def test_an_agent_that_reads_nothing_is_dropped_and_the_engine_stopped(
     tmp_path: Path,
 ) -> None:
     piece = b'data: {"choices":[{"index":0,"delta":{"content":"' + b"x" * 64_000 + b'"},"finish_reason":null}]}\n\n'
@@ -361,7 +361,7 @@ async def test_an_engines_folded_header_does_not_split_the_answer(tmp_path: Path
     assert b"\r\nset-cookie" not in head and b"\n set-cookie" not in head and b"\re" not in head.replace(b"\r\n", b"")
 
 
-async def test_nothing_an_agent_or_an_engine_says_makes_a_line_of_its_own_in_the_log(
+async def test_no_text_of_an_agent_or_an_engine_starts_a_new_log_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     evil = (
@@ -382,9 +382,7 @@ async def test_nothing_an_agent_or_an_engine_says_makes_a_line_of_its_own_in_the
     assert len(lines) == 1 and json.loads(lines[0])["request"]["body"]["model"] == evil
 
 
-async def test_the_engines_key_and_address_stand_in_nothing_that_anybody_reads(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_engines_key_and_address_are_never_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Answers, errors, streams, headers, journals, metrics, states and the log, of an engine that repeats it."""
     caplog.set_level(logging.DEBUG)
     _, recorded = transcript(STREAM)

@@ -40,7 +40,7 @@ async def answered(bench: Bench, **more: Any) -> None:
 
 
 @pytest.mark.parametrize("trouble", ["folder removed", "file removed", "file moved", "file replaced"])
-async def test_a_journal_that_is_no_longer_at_its_path_is_said(
+async def test_a_journal_that_is_no_longer_at_its_path_is_reported(
     started: Started, trouble: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with FakeEngine(replays(PLAIN)) as engine, started(engine.url) as bench:
@@ -66,7 +66,7 @@ async def test_a_journal_that_is_no_longer_at_its_path_is_said(
     )
 
 
-async def test_a_disk_that_fills_up_in_mid_line_keeps_the_lines_before_and_takes_those_after(tmp_path: Path) -> None:
+async def test_a_disk_that_fills_up_mid_line_keeps_the_lines_before_and_takes_those_after(tmp_path: Path) -> None:
     """A limit on the size of files replaces the disk: the kernel writes a part of a line, then says no."""
     async with FakeEngine(replays(PLAIN)) as engine:
         proxy, base_url = start_proxy(engine.url, tmp_path)
@@ -93,7 +93,7 @@ async def test_a_disk_that_fills_up_in_mid_line_keeps_the_lines_before_and_takes
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
-async def test_a_full_tmpfs_costs_the_record_not_the_call(started: Started, tmp_path: Path) -> None:
+async def test_a_full_tmpfs_loses_the_record_not_the_call(started: Started, tmp_path: Path) -> None:
     out = tmp_path / "small"
     out.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(out)], capture_output=True)
@@ -130,7 +130,7 @@ async def test_a_start_that_fails_gives_its_journal_back(tmp_path: Path) -> None
             assert proxy.port
 
 
-async def test_a_second_proxy_on_a_journal_is_refused_and_the_first_goes_on(started: Started, tmp_path: Path) -> None:
+async def test_a_second_proxy_on_a_journal_is_refused_and_the_first_continues(started: Started, tmp_path: Path) -> None:
     async with FakeEngine(replays(PLAIN)) as engine, started(engine.url) as bench:
         await answered(bench)
         second = await asyncio.create_subprocess_exec(
@@ -143,7 +143,7 @@ async def test_a_second_proxy_on_a_journal_is_refused_and_the_first_goes_on(star
         assert len(bench.calls()) == 2
 
 
-async def test_a_journal_goes_on_after_kill_9_with_its_torn_line_left_out_and_its_numbers_unique(
+async def test_a_journal_continues_after_kill_9_with_its_torn_line_left_out_and_its_numbers_unique(
     started: Started, tmp_path: Path
 ) -> None:
     async with FakeEngine(replays(PLAIN)) as engine:

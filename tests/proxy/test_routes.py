@@ -82,14 +82,14 @@ async def test_with_a_model_of_the_settings_every_name_is_that_model(started: St
         "%252e%252e/slots", "..%00/slots", "x%0d%0ay", "x%7f",
     ],
 )  # fmt: skip
-async def test_a_path_is_no_name_of_the_model_of_the_settings(started: Started, name: str) -> None:
+async def test_a_path_is_not_a_name_of_the_model_of_the_settings(started: Started, name: str) -> None:
     async with FakeEngine(replays(PLAIN)) as engine, started(engine.url, model="my-policy") as bench:
         answer = await exchange(bench.proxy.port, get(f"/v1/models/{name}"))
     assert statuses(answer) == [404] and b"the engine serves no model" in answer
 
 
 @pytest.mark.parametrize("session", ["..", ".", "%2e%2e", "..%5c", "..;", "%252e"])
-async def test_a_path_is_no_name_of_a_session(started: Started, tmp_path: Path, session: str) -> None:
+async def test_a_path_is_not_a_name_of_a_session(started: Started, tmp_path: Path, session: str) -> None:
     async with FakeEngine(replays(PLAIN)) as engine, started(engine.url, model="my-policy") as bench:
         answer = await exchange(bench.proxy.port, get(f"/s/{session}/v1/models"))
         assert statuses(answer) == [400]

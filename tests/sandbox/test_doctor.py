@@ -29,19 +29,19 @@ def test_a_machine_that_works_has_nothing_bad(engine: EmbeddedEngine, docker_cli
     assert f"serves {engine.model}" in words and "its calls can be captured" in words
 
 
-def test_without_docker_the_fix_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_docker_the_fix_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     bad = [f for f in findings() if f.level == "bad"]
     assert [f.fix for f in bad] == ["install Docker and start it (sudo systemctl start docker)"]
 
 
 @pytest.mark.docker
-def test_an_image_that_is_not_here_is_said(docker_client: object) -> None:
+def test_a_missing_image_is_reported(docker_client: object) -> None:
     bad = [f for f in findings(image="no/such:1") if f.level == "bad"]
     assert [(f.what, f.fix) for f in bad] == [("the image no/such:1 is not here", "docker pull no/such:1")]
 
 
-def test_an_engine_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_engine_that_is_unreachable_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bad = [f.what for f in findings("http://127.0.0.1:9/v1") if f.level == "bad"]
     assert any("no engine answers at http://127.0.0.1:9/v1" in what for what in bad)
 

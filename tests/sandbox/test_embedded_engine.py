@@ -72,7 +72,7 @@ def test_the_template_shows_tools_to_the_model(engine: EmbeddedEngine) -> None:
     assert "<tools>" in prompt and '"write"' in prompt
 
 
-def test_a_slot_holds_4096_tokens(engine: EmbeddedEngine) -> None:
+def test_a_slot_contains_4096_tokens(engine: EmbeddedEngine) -> None:
     with urllib.request.urlopen(engine.base_url.removesuffix("/v1") + "/props", timeout=10) as answer:
         props = json.load(answer)
     assert props["total_slots"] == 4

@@ -106,7 +106,7 @@ def test_digest_changes_with_content_and_with_name_but_not_with_time(tmp_path: P
         (("  docker_image: python:3.12-slim\n", ""), "names no image"),
     ],
 )
-def test_a_mistake_is_said_with_its_cure(tmp_path: Path, change: tuple[str, str], words: str) -> None:
+def test_a_mistake_is_reported_with_its_fix(tmp_path: Path, change: tuple[str, str], words: str) -> None:
     assert change[0] in SEED
     with pytest.raises(TaskError) as error:
         load_task(make(tmp_path, SEED.replace(change[0], change[1], 1)))
@@ -114,7 +114,7 @@ def test_a_mistake_is_said_with_its_cure(tmp_path: Path, change: tuple[str, str]
     assert "Traceback" not in str(error.value)
 
 
-def test_frontmatter_that_never_closes_is_said(tmp_path: Path) -> None:
+def test_frontmatter_that_never_closes_is_reported(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="frontmatter is missing closing ---"):
         load_task(make(tmp_path, "---\nagent: {}\n## prompt\nx\n"))
 
@@ -126,7 +126,7 @@ def test_headings_in_code_and_escaped_headings_stay_in_the_prompt(tmp_path: Path
     assert task.prompt == "Write this:\n```md\n## prompt\n```\n## prompt\n### detail\nend"
 
 
-def test_text_before_the_first_reserved_heading_is_the_prompt_where_there_is_no_section(tmp_path: Path) -> None:
+def test_text_before_the_first_reserved_heading_is_the_prompt_without_a_section(tmp_path: Path) -> None:
     head = SEED.partition("# write-number")[0]
     assert load_task(make(tmp_path, head + "Just do it.\n")).prompt == "Just do it."
 
@@ -179,7 +179,7 @@ def test_a_harmless_unknown_section_of_task_toml_is_a_warning(tmp_path: Path) ->
     assert len(task.warnings) == 1 and "leaderboard" in task.warnings[0]
 
 
-def test_an_empty_instruction_is_said(tmp_path: Path) -> None:
+def test_an_empty_instruction_is_reported(tmp_path: Path) -> None:
     for number, text in enumerate(("  \n", "# A title\n\n")):
         with pytest.raises(TaskError, match=r"instruction\.md says nothing"):
             load_task(make_toml(tmp_path / str(number), "[environment]\ndocker_image='x'\n", text))

@@ -36,7 +36,7 @@ def test_messages_that_continue_a_call_follow_it_whatever_their_tokens() -> None
     assert follows(call_view(1, [7, 8], [SYSTEM, TASK, says("I write it."), RESULT])) == 0
 
 
-def test_arguments_white_space_and_reasoning_written_otherwise_are_the_same_message() -> None:
+def test_arguments_white_space_and_reasoning_in_another_form_are_the_same_message() -> None:
     def calls(arguments: str) -> Message:
         return {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "w", "arguments": arguments}}]}
 

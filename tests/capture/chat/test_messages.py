@@ -117,7 +117,7 @@ def test_another_message(pair: tuple[Message, Message], relax: Relax) -> None:
         call("[" * 800 + "1.0" + "]" * 800),
     ],
 )
-def test_strange_messages_have_a_hash(message: Message) -> None:
+def test_unexpected_messages_have_a_hash(message: Message) -> None:
     assert same((message, message), Relax.NOTHING)
     assert same((message, message), MEANING)
 

@@ -190,7 +190,7 @@ def test_an_answer_of_several_calls(body: Any, what: str) -> None:
         changed(WHOLE, "choices", 0, "prompt_token_ids", to=[1, 2]),
     ],
 )
-def test_what_is_repeated_or_absent_is_no_change(body: Any) -> None:
+def test_what_is_repeated_or_absent_is_not_a_change(body: Any) -> None:
     assert read(body)[1].complete
 
 
@@ -208,7 +208,7 @@ def test_a_logprob_above_zero_is_a_logit(value: float) -> None:
 
 
 @pytest.mark.parametrize("value", [0, 0.0, 1e-7, 5e-5])
-def test_rounding_is_no_logit(value: float) -> None:
+def test_rounding_is_not_a_logit(value: float) -> None:
     assert read(changed(WHOLE, "choices", 0, "logprobs", "content", 1, "logprob", to=value))[1].complete
 
 
@@ -252,7 +252,7 @@ def test_lists_that_repeat_the_earlier_logprobs(name: str, steps: list[int], cum
         assert capture.completions[0].logprobs == [-0.1 - n / 8 for n in range(at)]
 
 
-def test_a_token_twice_in_a_row_is_no_repeated_list() -> None:
+def test_a_token_twice_in_a_row_is_not_a_repeated_list() -> None:
     same = {"content": [{"token": "a", "logprob": 0.0}, {"token": "a", "logprob": 0.0}]}
     chunks = [
         FIRST,

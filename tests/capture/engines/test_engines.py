@@ -200,14 +200,14 @@ def test_a_step_without_text_reaches_an_agent_that_asked_for_what_it_has() -> No
     assert len(streamed(chunks)[1]) == 1
 
 
-def test_kimis_prompt_count_is_three_low_and_nothing_else_is_forgiven() -> None:
+def test_kimis_prompt_count_is_three_low_and_nothing_else_is_accepted() -> None:
     for prompt_tokens, complete in ((3, True), (0, True), (2, False), (4, False)):
         usage = {"prompt_tokens": prompt_tokens, "completion_tokens": 2}
         assert read(answer(usage=usage), name="sglang", model="moonshotai/Kimi-K3")[1].complete is complete
     assert not read(answer(usage={"prompt_tokens": 0, "completion_tokens": 2}), name="sglang", model="m")[1].complete
 
 
-def test_sglext_holds_ids_by_choice() -> None:
+def test_sglext_contains_ids_by_choice() -> None:
     body = answer(prompt_token_ids=None, choice={"token_ids": None})
     _, capture, forwarded = read({**body, "sglext": {"input_ids": PROMPT, "output_ids": [[7, 8]]}}, name="sglang")
     assert capture.complete and capture.prompt_token_ids == PROMPT
@@ -484,7 +484,7 @@ def test_another_api_is_asked_nothing_and_loses_nothing() -> None:
     }
 
 
-def test_an_event_that_is_no_json_costs_nothing_where_the_counts_agree() -> None:
+def test_an_event_that_is_not_json_costs_nothing_where_the_counts_agree() -> None:
     vllm = engine("vllm")
     reader = Reader(vllm, CHAT, {"stream": True}, vllm.ask(CHAT, {"stream": True}, CaptureOptions()))
     end = {"index": 0, "delta": {"content": "a"}, "token_ids": [7], "finish_reason": "stop", **entries(-0.5)}

@@ -240,7 +240,7 @@ def test_entries_taken_at_once_are_those_taken_one_by_one(entries: list[Any]) ->
     assert captured([entries]) == captured([[], *([entry] for entry in entries)])
 
 
-def test_ids_that_are_no_prompts_stay_where_they_are() -> None:
+def test_ids_that_are_not_prompts_stay_where_they_are() -> None:
     """What a gateway, or a tool call, calls by the same name is the agent's."""
     record = {"index": 0, "message": {"role": "assistant", "content": "a"}, "finish_reason": "stop", "token_ids": [7]}
     entry = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}

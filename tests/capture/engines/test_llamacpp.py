@@ -51,7 +51,7 @@ def asked_llama(choices: list[Any], count: int, **request: Any) -> tuple[TokenCa
 
 
 @pytest.mark.parametrize("request_body", [{}, {"stream": True}, {"logprobs": True, "top_logprobs": 2}])
-def test_llamacpp_ids_stand_in_the_entries_and_the_prompts_come_from_two_routes(request_body: Any) -> None:
+def test_llamacpp_ids_are_in_the_entries_and_the_prompts_come_from_two_routes(request_body: Any) -> None:
     capture, asked, _ = asked_llama([llama(3)], 3, **request_body)
     assert asked == ["/apply-template", "/tokenize"]
     assert capture.complete and capture.prompt_token_ids == PROMPT
@@ -86,7 +86,7 @@ def test_llamacpp_gives_one_entry_for_a_character_of_several_tokens_and_reports_
     assert asked_llama([spelled(llama(3), "本")], 3)[0].complete, "one token, as the count says"
 
 
-def test_llamacpp_choices_that_hold_such_a_character_cannot_be_checked() -> None:
+def test_llamacpp_choices_that_contain_such_a_character_cannot_be_checked() -> None:
     capture, _, _ = asked_llama([llama(3), spelled(llama(3, index=1), "🦊")], 3, n=2)
     assert codes(capture) == {"completion_token_ids": "choice_not_counted"}
     assert asked_llama([spelled(llama(3), "本"), llama(3, index=1)], 3, n=2)[0].complete

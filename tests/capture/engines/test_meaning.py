@@ -60,7 +60,7 @@ def test_every_mode_is_recognized(
     assert measured(logits, mode) == LogprobMeaning(temperature, truncation, values, "probe")
 
 
-def test_logits_far_below_0_are_no_logprobs_either() -> None:
+def test_logits_far_below_0_are_not_logprobs_either() -> None:
     found = measured(LOW, "raw_logits")
     assert found is not None and found.values == "logits"
 

@@ -83,7 +83,7 @@ def test_a_torn_last_line_is_reported_and_preserved_and_the_next_line_starts_cle
 
 
 @pytest.mark.parametrize("junk", [b"not json", b"[1, 2]", b'"text"', b"\xff\xfe", b'{"a": }', b"null"])
-def test_a_line_that_is_no_object_is_skipped_and_reported(tmp_path: Path, junk: bytes) -> None:
+def test_a_line_that_is_not_an_object_is_skipped_and_reported(tmp_path: Path, junk: bytes) -> None:
     path = tmp_path / "log.jsonl"
     good = json.dumps(line()).encode()
     path.write_bytes(good + b"\n" + junk + b"\n\n" + good + b"\n")
@@ -108,7 +108,7 @@ def test_a_full_disk_takes_no_part_of_a_line(tmp_path: Path) -> None:
     assert (tmp_path / "log").stat().st_size == 2 * 1503
 
 
-def test_a_deleted_journal_is_no_journal(tmp_path: Path) -> None:
+def test_a_deleted_journal_is_not_a_journal(tmp_path: Path) -> None:
     writer = JournalWriter(tmp_path / "log.jsonl")
     (tmp_path / "log.jsonl").unlink()
     with pytest.raises(JournalError, match="deleted"):
@@ -151,7 +151,7 @@ def test_a_key_of_that_name_elsewhere_is_left_alone() -> None:
     assert call.request_body["token_capture"] == {"prompt_token_ids": LONG[::-1]}
 
 
-def test_several_prompts_stand_in_their_choices() -> None:
+def test_several_prompts_are_in_their_choices() -> None:
     row = line()
     capture = row["metadata"]["token_capture"]
     capture["prompt_token_ids"] = None
@@ -295,7 +295,7 @@ def test_numbering_continues_from_a_number_of_any_length(tmp_path: Path, number:
 
 
 @pytest.mark.parametrize("number", [None, True, -1, "4", 4.0, [4], 2**70])
-def test_what_is_no_number_is_none(tmp_path: Path, number: object) -> None:
+def test_what_is_not_a_number_is_none(tmp_path: Path, number: object) -> None:
     call = Call(7, recorded(number))
     assert call.own_number is None and call.number == 7
 
@@ -332,7 +332,7 @@ def test_a_torn_line_is_the_call_that_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["fifo", "link to a fifo", "/dev/null", "/dev/zero", "/dev/full", "socket"])
-def test_what_keeps_no_lines_is_no_journal(tmp_path: Path, kind: str) -> None:
+def test_what_keeps_no_lines_is_not_a_journal(tmp_path: Path, kind: str) -> None:
     path, target = tmp_path / "log.jsonl", tmp_path / "target"
     if kind == "fifo":
         os.mkfifo(path)

@@ -66,13 +66,13 @@ def test_model_text_is_never_rewritten(kind: str) -> None:
     ["api_key", "apikey", "x-api-key", "OPENAI_API_KEY", "password", "client_secret", "AWS_SECRET_ACCESS_KEY",
      "Cookie", "db_password", "session_token", "HF_ACCESS_TOKEN"],
 )  # fmt: skip
-def test_fields_that_hold_a_secret_are_blank(field: str) -> None:
+def test_fields_that_contain_a_secret_are_blank(field: str) -> None:
     assert redact({"metadata": {field: "plain"}}) == {"metadata": {field: REDACTED}}
     assert redact({field: ["plain", {"a": "plain"}]}) == {field: [REDACTED, {"a": REDACTED}]}
 
 
 @pytest.mark.parametrize("field", ["token", "tokens", "token_ids", "eos_token", "max_tokens", "stop_token", "key"])
-def test_the_fields_own_words_are_no_secrets(field: str) -> None:
+def test_the_fields_own_words_are_not_secrets(field: str) -> None:
     body = {"extra": {field: "<|im_end|>"}}
     assert redact(body) is body
 
@@ -110,7 +110,7 @@ def test_the_headers_of_a_tool_server_are_cleaned() -> None:
      "disk-Ab3Ab3Ab3Ab3Ab3", "a@b.example", "see https://example.org/@user", "hf_hub_download",
      "ghp_short", "eyJhbGci"],
 )  # fmt: skip
-def test_ordinary_text_is_no_secret(text: str) -> None:
+def test_ordinary_text_is_not_a_secret(text: str) -> None:
     assert secrets_seen(text) == []
     assert redact_text(text) == text
 
@@ -154,7 +154,7 @@ def test_prompts_of_ids_and_images_cost_nothing() -> None:
     assert time.thread_time() - began < 0.05
 
 
-def test_what_an_anthropic_request_tells_the_model_stays_and_addresses_of_its_images_are_cleaned() -> None:
+def test_an_anthropic_requests_text_is_kept_and_addresses_of_its_images_are_cleaned() -> None:
     key = "sk-ant-api03-abcDEF0123456789abcDEF"
     picture = {"type": "image", "source": {"type": "url", "url": "https://a.example/x.png?token=abc123def"}}
     body = {

@@ -39,7 +39,7 @@ def test_events_become_a_prompt_and_what_the_agent_did() -> None:
 
 
 @pytest.mark.parametrize("reward", [None, True, math.nan, math.inf, "1"])
-def test_an_unscored_rollout_is_no_zero(reward: Any) -> None:
+def test_an_unscored_rollout_is_not_zero(reward: Any) -> None:
     report = result(rewards={"reward": reward})
     assert results_row(report, EVENTS)["reward"] is None
     assert verifiers_row(report, EVENTS)["info"]["reward_valid"] is False

@@ -82,7 +82,7 @@ STRANGE: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("body", STRANGE)
-def test_strange_requests_are_agents(body: dict[str, Any]) -> None:
+def test_unexpected_requests_are_agents(body: dict[str, Any]) -> None:
     assert Purposes().of(body, {}) == "agent"
 
 

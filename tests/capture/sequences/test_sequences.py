@@ -68,7 +68,7 @@ def test_the_choice_that_was_continued_is_followed_and_two_of_one_call_are_two_b
     assert second.completion_ids == [2, 6, 7] and second.completion_mask == [1, 0, 1]
 
 
-def test_a_reply_of_no_ids_and_a_prompt_with_no_tail_are_no_trouble() -> None:
+def test_a_reply_without_ids_and_a_prompt_without_tail_are_accepted() -> None:
     (sequence,) = sequences(([1], [[]]), ([1], [[2]]), ([1, 2], [[3]])) or [None]
     assert sequence is not None and sequence.completion_ids == [2, 3] and sequence.completion_mask == [1, 1]
 

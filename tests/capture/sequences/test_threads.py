@@ -37,7 +37,7 @@ def test_equal_candidates_are_reported_and_not_guessed() -> None:
     assert found[2] == Placement(2, ambiguous=(0, 1))
 
 
-def test_ids_that_begin_alike_as_text_are_others() -> None:
+def test_ids_that_start_alike_as_text_are_others() -> None:
     found = place(([1, 2], [[3]]), ([1, 2, 33, 4], [[5]]), ([12, 3], [[4]]))
     assert [placed.parent for placed in found] == [None, None, None]
 
@@ -57,7 +57,7 @@ def test_of_replies_of_no_ids_the_latest_is_continued() -> None:
     assert found[2] == Placement(2, 1, 0)
 
 
-def test_a_call_that_went_on_and_sampled_nothing_is_the_parent() -> None:
+def test_a_call_that_continued_and_sampled_nothing_is_the_parent() -> None:
     found = place(([1], [[2]]), ([1, 2], [[]]), ([1, 2, 3], [[4]]), ([1, 2, 3, 4, 5], [[6]]))
     assert [placement.parent for placement in found] == [None, 0, 1, 2]
 

@@ -92,7 +92,7 @@ def test_a_cut_reply_gets_the_closing_tokens_which_are_counted() -> None:
 
 
 @pytest.mark.parametrize("closing", [None, [99], [STOP, 11]])
-def test_a_cut_reply_that_the_template_closes_otherwise_is_not_bridged(closing: list[int] | None) -> None:
+def test_a_cut_reply_that_the_template_closes_differently_is_not_bridged(closing: list[int] | None) -> None:
     answered = [*ASKED, 73, STOP, NEWLINE]
     assert made([*answered, *NEXT], answered, found([70], stop=None), closing) == "template_closes_otherwise"
 
@@ -102,7 +102,7 @@ def test_what_closes_a_reply_is_what_two_renderings_share() -> None:
     assert closing_of(Ids.of([1, 7]), Ids.of([1, 8])) == []
 
 
-def test_a_stand_in_for_the_reply_alone() -> None:
+def test_a_placeholder_for_the_reply_alone() -> None:
     tool = {"role": "tool", "content": "00 files"}
     other = with_other_text([{"role": "assistant"}, tool, tool], 1)
     assert other is not None

@@ -65,7 +65,7 @@ def sent_back(**change: Any) -> dict[str, Any]:
         sent_back(refusal=None, annotations=[], audio=None),
     ],
 )
-def test_forgiven_differences_continue_the_call(back: dict[str, Any]) -> None:
+def test_ignored_differences_continue_the_call(back: dict[str, Any]) -> None:
     found = parent(conversation(SYSTEM, USER, back, RESULT), [past_call(3, SYSTEM, USER)])
     assert isinstance(found, Parent)
     assert found.past.call == 3
@@ -87,7 +87,7 @@ def test_another_reply_is_another_conversation(back: dict[str, Any], reason: str
     assert parent(conversation(SYSTEM, USER, back, RESULT), [past_call(3, SYSTEM, USER)]) == reason
 
 
-def test_inner_white_space_is_not_forgiven() -> None:
+def test_inner_white_space_is_not_ignored() -> None:
     record = {"role": "assistant", "content": "def f():\n    return 1"}
     flat = {"role": "assistant", "content": "def f():\n  return 1"}
     earlier = past_call(3, USER, reply=record)
@@ -161,11 +161,11 @@ def test_what_cannot_be_followed_says_why() -> None:
 @pytest.mark.parametrize(
     "body", [{}, {"messages": "hi"}, {"messages": [1]}, {"messages": [{"role": "user", "content": "\ud800"}]}]
 )
-def test_what_is_no_conversation_is_none(body: dict[str, Any]) -> None:
+def test_what_is_not_a_conversation_is_none(body: dict[str, Any]) -> None:
     assert Conversation.of(body) is None
 
 
-def test_strange_messages_are_compared_all_the_same() -> None:
+def test_unexpected_messages_are_compared_anyway() -> None:
     for message in (
         {"role": "assistant", "tool_calls": "run"},
         {"role": "assistant", "tool_calls": [None, 3, {"function": "x"}]},

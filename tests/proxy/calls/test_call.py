@@ -105,7 +105,7 @@ async def test_chunks_go_out_as_they_come_in(started: Started) -> None:
     assert tail
 
 
-async def test_the_record_is_written_before_the_agent_can_know_that_the_reply_is_over(started: Started) -> None:
+async def test_the_record_is_written_before_the_agent_sees_the_end_of_the_reply(started: Started) -> None:
     async with FakeEngine(replays("vllm/chat-plain-length-stream", size=64)) as engine, started(engine.url) as bench:
         seen_before = None
         async with bench.client.stream("POST", "/chat/completions", json={**CHAT, "stream": True}) as answer:
@@ -170,7 +170,7 @@ async def test_an_engines_error_reaches_the_agent_as_it_is(started: Started, nam
 
 
 @pytest.mark.parametrize("raw", [b"{not json", b'"a string"', b"[1]", b""])
-async def test_a_body_that_is_no_object_gets_the_engines_own_error(started: Started, raw: bytes) -> None:
+async def test_a_body_that_is_not_an_object_gets_the_engines_own_error(started: Started, raw: bytes) -> None:
     async with FakeEngine(answers(400, {"error": {"message": "bad", "code": 400}})) as engine:
         async with started(engine.url) as bench:
             answer = await bench.client.post(
@@ -182,7 +182,7 @@ async def test_a_body_that_is_no_object_gets_the_engines_own_error(started: Star
     assert call.outcome == "error"
 
 
-async def test_a_refused_capture_field_costs_the_record_not_the_call(started: Started) -> None:
+async def test_a_refused_capture_field_loses_the_record_not_the_call(started: Started) -> None:
     """An engine that knows no return_token_ids: the agent gets the answer of a second, plain call."""
     refused = answers(400, {"error": {"message": "Unsupported parameter: return_token_ids", "code": 400}})
     plain = replays("vllm/chat-plain-length-nostream")
@@ -227,7 +227,7 @@ async def test_old_sglang_that_refuses_ids_in_a_stream_is_called_unstreamed(star
     assert call.capture is not None and call.capture.complete
 
 
-async def test_comments_keep_a_waiting_agent_on_the_line_when_the_engine_is_called_unstreamed(
+async def test_comments_keep_the_connection_open_while_the_engine_is_called_unstreamed(
     started: Started,
 ) -> None:
     _, recorded = transcript("vllm/chat-plain-length-nostream")
@@ -258,7 +258,7 @@ async def test_an_unreachable_engine_is_a_502_that_names_no_address(started: Sta
     assert details == {"the engine cannot be reached; is it up?"}, "no engine answered 502: it was the proxy"
 
 
-async def test_an_engine_that_dies_in_mid_stream_cuts_the_reply_and_the_record_says_truncated(
+async def test_an_engine_that_dies_mid_stream_cuts_the_reply_and_the_record_says_truncated(
     started: Started,
 ) -> None:
     _, recorded = transcript("vllm/chat-plain-length-stream")
@@ -319,7 +319,7 @@ async def test_an_agent_that_leaves_stops_the_engine_and_is_recorded_as_aborted(
     assert call.capture.completions[0].token_ids
 
 
-async def test_a_silent_engine_is_given_up_after_its_bound(started: Started) -> None:
+async def test_a_silent_engine_times_out(started: Started) -> None:
     async def silent(seen: Seen) -> Any:
         await asyncio.sleep(30)
         yield b""
@@ -447,7 +447,7 @@ async def test_a_session_returns_to_its_replica_when_that_answers_again(started:
 @pytest.mark.parametrize(
     "path", ["/v1/chat/completions", "/v1/v1/chat/completions", "//v1//chat/completions/", "/chat/completions"]
 )
-async def test_paths_are_forgiven(started: Started, path: str) -> None:
+async def test_paths_are_normalized(started: Started, path: str) -> None:
     async with FakeEngine(replays("vllm/chat-plain-length-nostream")) as engine, started(engine.url) as bench:
         root = bench.proxy.base_url.removesuffix("/v1")
         async with httpx.AsyncClient() as client:
@@ -518,7 +518,7 @@ async def test_overlapping_calls_are_numbered_as_they_began_and_written_as_they_
     assert [(c.number, c.request_body["messages"][0]["content"]) for c in calls] == [(1, "quick"), (0, "slow")]
 
 
-async def test_a_policy_that_changes_in_mid_call_is_stamped_at_both_ends(started: Started) -> None:
+async def test_a_policy_that_changes_mid_call_is_stamped_at_both_ends(started: Started) -> None:
     _, recorded = transcript("vllm/chat-plain-length-nostream")
     bench_holder: list[Any] = []
 
@@ -552,7 +552,7 @@ async def test_which_weights_sampled_which_ids_is_recorded_where_the_engine_says
     assert call.metadata["policy_version"] == "7"
 
 
-async def test_a_full_disk_costs_the_record_not_the_call(started: Started) -> None:
+async def test_a_full_disk_loses_the_record_not_the_call(started: Started) -> None:
     async with FakeEngine(replays("vllm/chat-plain-length-nostream")) as engine, started(engine.url) as bench:
         session = bench.proxy.sessions.default
         assert session is not None
@@ -567,7 +567,7 @@ async def test_a_full_disk_costs_the_record_not_the_call(started: Started) -> No
     assert "No space left" in state["journal_failed"]
 
 
-async def test_a_fault_of_ours_in_reading_an_answer_costs_the_record_not_the_call(
+async def test_a_bug_in_reading_an_answer_loses_the_record_not_the_call(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from capture.engines.answer.choices import Sampled

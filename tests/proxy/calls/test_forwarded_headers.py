@@ -20,7 +20,7 @@ STEERING = (
 
 
 @pytest.mark.parametrize("method", ["POST", "GET"])
-async def test_headers_that_steer_gateways_stay_here(started: Started, method: str) -> None:
+async def test_headers_that_steer_gateways_are_not_forwarded(started: Started, method: str) -> None:
     path = "/chat/completions" if method == "POST" else "/models"
     async with FakeEngine(replays(PLAIN)) as engine, started(engine.url, upstream_key="engine-secret") as bench:
         headers = dict.fromkeys(STEERING, "10.6.6.6:80")
@@ -31,14 +31,14 @@ async def test_headers_that_steer_gateways_stay_here(started: Started, method: s
     assert engine.seen[-1].headers["authorization"] == "Bearer engine-secret"
 
 
-async def test_headers_that_engines_read_go_on(started: Started) -> None:
+async def test_headers_that_engines_read_are_forwarded(started: Started) -> None:
     read = {"traceparent": "00-1-2-01", "x-request-id": "r", "accept-language": "de", "anthropic-beta": "b"}
     async with FakeEngine(replays(PLAIN)) as engine, started(engine.url) as bench:
         await bench.client.post("/chat/completions", json=CHAT, headers={**read, "x-mine": "1"})
         assert read.items() <= engine.calls[0].headers.items() and "x-mine" not in engine.calls[0].headers
 
 
-async def test_a_setting_adds_headers_that_go_on(started: Started) -> None:
+async def test_a_setting_adds_headers_to_forward(started: Started) -> None:
     async with FakeEngine(replays(PLAIN)) as engine, started(engine.url, forward_header=["X-Mine"]) as bench:
         await bench.client.post("/chat/completions", json=CHAT, headers={"x-mine": "1", "x-other": "2"})
         await bench.client.get("/models", headers={"x-mine": "1", "connection": "x-mine, keep-alive"})

@@ -257,7 +257,7 @@ async def test_grammars_are_refused_where_the_session_says_so(started: Started, 
         assert status == 200
 
 
-async def test_tools_alone_are_no_grammar_but_on_llama_cpp(started: Started) -> None:
+async def test_tools_alone_are_not_a_grammar_but_on_llama_cpp(started: Started) -> None:
     chat = {"model": "m", "messages": USER, "tools": TOOLS}
     async with engine_for("chat") as engine:
         async with started(engine.url, grammars="refuse") as bench:

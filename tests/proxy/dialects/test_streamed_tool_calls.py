@@ -304,7 +304,7 @@ def test_an_engines_own_id_comes_back_as_it_was(client: Client) -> None:
 
 
 @each_client
-def test_calls_of_a_complete_answer_are_told_apart_by_their_place(client: Client) -> None:
+def test_calls_of_a_complete_answer_are_distinguished_by_their_place(client: Client) -> None:
     for fields in ({}, {"index": 0}, {"index": 0, "id": ""}):
         calls = [opened("f", '{"x":1}', **fields), opened("f", '{"x":1}', **fields)]
         choice = {"index": 0, "message": {"content": None, **fragments(*calls)}, "finish_reason": "tool_calls"}

@@ -61,7 +61,7 @@ STREAMS: dict[str, tuple[list[Json], str]] = {
 
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", STREAMS)
-async def test_an_odd_stream_is_read_as_it_is_meant(started: Started, route: str, name: str) -> None:
+async def test_an_unusual_stream_is_read_as_intended(started: Started, route: str, name: str) -> None:
     chunks, text = STREAMS[name]
     data = b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in chunks) + b"data: [DONE]\n\n"
     path, body = ROUTES[route]

@@ -65,7 +65,7 @@ def test_a_gemini_request_is_a_chat_request_or_a_refusal() -> None:
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_an_answer_is_survived(name: str) -> None:
+def test_an_answer_breaks_nothing(name: str) -> None:
     dialect, body = ASKED[name]
     made = dialect.translate(body, {})
     for chunk in with_strange_values(CHUNK):
@@ -77,7 +77,7 @@ def test_an_answer_is_survived(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_a_second_choice_is_no_part_of_the_answer(name: str) -> None:
+def test_a_second_choice_is_not_a_part_of_the_answer(name: str) -> None:
     """A session whose sampling defaults say n=2: the dialect's one answer is the first choice."""
     dialect, body = ASKED[name]
     reply = dialect.reply(dialect.translate(body, {}))

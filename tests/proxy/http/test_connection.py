@@ -458,7 +458,7 @@ async def test_requests_are_answered_the_same_wherever_their_bytes_are_split(
 
 @examples(200)
 @given(st.sampled_from(REQUESTS), st.integers(0, 400), st.binary(min_size=1, max_size=6), st.lists(st.integers(0, 999)))
-async def test_whatever_comes_is_answered_or_refused(data: bytes, at: int, put: bytes, cuts: list[int]) -> None:
+async def test_any_input_is_answered_or_refused(data: bytes, at: int, put: bytes, cuts: list[int]) -> None:
     """A byte that is wrong anywhere: an answer of HTTP, or the end of the connection, and no fault of ours."""
     data = data[:at] + put + data[at + len(put) :]
     places = sorted({0, len(data), *(cut % len(data) for cut in cuts)})

@@ -49,7 +49,7 @@ def test_a_body_is_the_same_however_it_is_split(coding: str, step: int) -> None:
 
 
 @given(st.binary(max_size=300), st.integers(1, 9), st.integers(0, 9))
-def test_bare_deflate_is_told_from_zlib(data: bytes, step: int, level: int) -> None:
+def test_bare_deflate_is_distinguished_from_zlib(data: bytes, step: int, level: int) -> None:
     assert decompressed("deflate", split(bare_deflate(data, level), step)) == data
     assert decompressed("deflate", split(zlib.compress(data, level), step)) == data
 

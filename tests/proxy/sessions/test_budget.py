@@ -92,7 +92,7 @@ async def test_seconds_count_from_the_first_call() -> None:
         await limit.reserve(CHAT)
 
 
-async def test_an_agent_that_calls_again_all_the_same_gets_errors() -> None:
+async def test_an_agent_that_calls_again_anyway_gets_errors() -> None:
     limit = budget(max_calls=1)
     await limit.reserve(CHAT)
     answers = []

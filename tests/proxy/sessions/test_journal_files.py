@@ -38,7 +38,7 @@ KINDS = ["fifo", "folder", "socket", "link to a fifo", "/dev/null", "/dev/full",
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_journal_that_is_no_file_is_refused_at_opening(tmp_path: Path, kind: str) -> None:
+async def test_a_journal_that_is_not_a_file_is_refused_at_opening(tmp_path: Path, kind: str) -> None:
     journal = tmp_path / "llm_trajectory.jsonl"
     make(kind, journal)
     settings = Settings(upstream=["http://127.0.0.1:1/v1"], probe=False, admin_port=0)
@@ -56,7 +56,7 @@ async def test_a_journal_that_is_no_file_is_refused_at_opening(tmp_path: Path, k
 
 
 @pytest.mark.parametrize("kind", ["fifo", "/dev/null", "folder"])
-async def test_an_address_whose_journal_is_no_file_is_refused(started: Started, tmp_path: Path, kind: str) -> None:
+async def test_an_address_whose_journal_is_not_a_file_is_refused(started: Started, tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "captures/evil/trajectory"
     folder.mkdir(parents=True)
     make(kind, folder / "llm_trajectory.jsonl")

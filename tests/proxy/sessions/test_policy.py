@@ -133,7 +133,7 @@ async def test_a_call_in_flight_has_two_versions_unless_the_new_one_has_another_
     assert (recorded.metadata["policy_version"], recorded.metadata["policy_version_end"]) == ("1", end)
 
 
-async def test_where_nobody_told_a_version_it_is_read_in_the_name_of_an_adapter(started: Started) -> None:
+async def test_without_a_version_it_is_read_from_the_adapters_name(started: Started) -> None:
     names = ["lora-v3", "lora-v12", "lora-v3", "base:lora-v12", "base-v9", "other-v1", "plain"]
     async with (
         FakeEngine(replays(PLAIN), models=["base-v9", "plain"], adapters=["lora-v3", "lora-v12"]) as engine,
@@ -148,7 +148,7 @@ async def test_where_nobody_told_a_version_it_is_read_in_the_name_of_an_adapter(
     assert asked == 4, "a listed name is asked about once"
 
 
-async def test_a_version_that_was_told_counts_before_one_in_a_name(started: Started) -> None:
+async def test_an_explicit_version_wins_over_one_in_a_name(started: Started) -> None:
     async with FakeEngine(replays(PLAIN), adapters=["lora-v3"]) as engine, started(engine.url) as bench:
         lora = {**CHAT, "model": "lora-v3"}
         await bench.client.post("/chat/completions", json=lora)
@@ -158,7 +158,7 @@ async def test_a_version_that_was_told_counts_before_one_in_a_name(started: Star
     assert [call.metadata["policy_version"] for call in calls] == ["3", "step-500"]
 
 
-async def test_a_call_to_an_adapter_keeps_its_version_while_the_next_one_is_told(started: Started) -> None:
+async def test_a_call_to_an_adapter_keeps_its_version_while_the_next_is_announced(started: Started) -> None:
     arrived, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow(seen: Seen) -> AsyncIterator[bytes]:

@@ -59,7 +59,7 @@ def journal(tmp_path: Path, name: str) -> Path:
     return tmp_path / "captures" / name / "trajectory/llm_trajectory.jsonl"
 
 
-async def test_the_next_call_goes_on_in_the_journal(
+async def test_the_next_call_continues_in_the_journal(
     started: Started, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "proxy")
@@ -195,7 +195,7 @@ async def test_a_policy_version_that_was_set_outlasts_the_end(started: Started, 
     assert stamped == [["1", "2"], ["1", "1"]]
 
 
-async def test_what_was_remembered_is_said_to_be_forgotten(started: Started, tmp_path: Path) -> None:
+async def test_forgotten_calls_are_reported_as_forgotten(started: Started, tmp_path: Path) -> None:
     async with FakeEngine(replays(PLAIN)) as engine, started(engine.url) as bench:
         body = (await post(bench, "task-1", "responses", model="m", input="hi")).json()
         follow = {"model": "m", "input": "and?", "previous_response_id": body["id"]}
@@ -259,9 +259,7 @@ def test_settings_that_cannot_be(tmp_path: Path) -> None:
     Settings(**usual, session_idle=0).check()
 
 
-async def test_a_name_that_is_none_and_a_journal_that_cannot_be_are_told_apart(
-    started: Started, tmp_path: Path
-) -> None:
+async def test_an_invalid_name_and_an_invalid_journal_are_distinguished(started: Started, tmp_path: Path) -> None:
     async with FakeEngine(replays(PLAIN)) as engine, started(engine.url) as bench:
         (tmp_path / "captures/taken").write_text("a file, where the session's folder would be")
         refused = await post(bench, "taken")

@@ -22,7 +22,7 @@ def test_the_same_words_after_a_failure_are_a_retry_and_an_answer_ends_the_chain
     assert retries.of(b"7", {}, None) is None
 
 
-def test_the_same_words_after_an_answer_are_no_retry() -> None:
+def test_the_same_words_after_an_answer_are_not_a_retry() -> None:
     retries = Retries()
     retries.remember(b"7", {}, None, 0, "ok")
     assert retries.of(b"7", {}, None) is None

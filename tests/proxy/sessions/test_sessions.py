@@ -228,7 +228,7 @@ async def test_a_session_that_is_closed_twice_at_once_leaves_its_engine_once(sta
         assert replica.sessions == 0
 
 
-async def test_a_prompt_that_goes_on_from_the_last_is_read_as_if_it_did_not(started: Started) -> None:
+async def test_a_prompt_that_continues_from_the_last_is_read_as_if_it_did_not(started: Started) -> None:
     """The tail alone is looked at; where it holds what is no id, nothing of the prompt is believed."""
     prompts = ["1,2,3", "4," * 3_000 + "5", "4," * 3_000 + "5,6", "4," * 3_000 + "57", "4," * 3_000 + "5,-6", "4,4"]
     _, recorded = transcript("vllm/chat-plain-length-nostream")

@@ -14,7 +14,7 @@ from proxy.token_in.call_history import CallHistory, past_call
 LENGTH = 20_000
 
 
-def test_what_is_held_of_a_bridged_call_is_counted() -> None:
+def test_the_memory_of_a_bridged_call_is_counted() -> None:
     """The engine's rendering comes as a list of numbers, the prompt as text."""
     body = {"messages": [{"role": "user", "content": "a"}]}
     conversation = Conversation.of(body)
@@ -45,7 +45,7 @@ def test_what_is_held_of_a_bridged_call_is_counted() -> None:
     assert len(list(history)) == 6 and 0.8 * result < memory < 1.25 * result
 
 
-def test_what_is_held_is_nothing_that_the_collector_looks_at() -> None:
+def test_stored_calls_are_not_traversed_by_the_garbage_collector() -> None:
     """It stops all calls while it runs: what it looks at must not grow with every call that is held."""
     body = {"messages": [{"role": "user", "content": "a"}] * 20}
     conversation = Conversation.of(body)

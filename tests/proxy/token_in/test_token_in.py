@@ -103,7 +103,7 @@ def token_in_rows(bench: Bench) -> list[dict[str, Any]]:
     ("template", "stream", "turns"),
     [("qwen3_training", True, 20), ("qwen3_training", False, 5), ("qwen3", False, 5), ("qwen2_5", True, 5)],
 )
-async def test_turns_extend_whatever_the_client_rewrites(
+async def test_turns_extend_regardless_of_what_the_client_rewrites(
     started: Started, template: str, stream: bool, turns: int
 ) -> None:
     double = TemplateEngine(template, [tool_call(n) for n in range(turns + 1)])
@@ -271,7 +271,7 @@ async def test_calls_whose_ids_the_proxy_made_are_bridged(started: Started, engi
         assert [row["bridged"] for row in token_in_rows(bench)] == [False, True, True], token_in_rows(bench)
 
 
-async def test_an_older_message_written_anew_puts_the_proof_off_by_one_call(started: Started) -> None:
+async def test_a_rewritten_older_message_delays_the_proof_by_one_call(started: Started) -> None:
     """What /tokenize renders is held to the ids of a call whose messages are the same to the letter, or of this one."""
     double = TemplateEngine("qwen2_5", [tool_call(n) for n in range(3)])
     async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
@@ -348,7 +348,7 @@ async def test_an_engine_that_ignores_the_ids_is_found_out(started: Started) -> 
         ("renders_otherwise", ["begins", "rendering_differs", "turned_off"], "does not render as its chat route does"),
     ],
 )
-async def test_an_engine_that_cannot_do_its_part_costs_the_bridge_alone(
+async def test_an_engine_that_cannot_do_its_part_loses_only_the_bridge(
     started: Started, failure: str, reasons: list[str], detail: str
 ) -> None:
     double = TemplateEngine("qwen2_5", [tool_call(n) for n in range(3)])
@@ -366,7 +366,7 @@ async def test_an_engine_that_cannot_do_its_part_costs_the_bridge_alone(
         assert (off is not None and detail in off) == ("turned_off" in reasons)
 
 
-async def test_a_prompt_that_would_read_otherwise_is_not_sent(
+async def test_a_prompt_that_would_read_differently_is_not_sent(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fault anywhere in the bridge is caught by reading the whole prompt beside the rendering."""
@@ -390,9 +390,7 @@ async def test_a_prompt_that_would_read_otherwise_is_not_sent(
         assert double.given == [False, False, False]
 
 
-async def test_a_fault_of_the_proxys_own_costs_the_bridge_alone(
-    started: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_bug_in_the_proxy_loses_only_the_bridge(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> Any:
         raise ZeroDivisionError("broken")
 
@@ -416,7 +414,7 @@ async def test_old_calls_make_room_and_are_not_mistaken_for_new_conversations(st
         assert token_in_rows(bench)[1]["reason"] == "parent_forgotten"
 
 
-async def test_sessions_hold_nothing_of_each_other(started: Started, tmp_path: Path) -> None:
+async def test_sessions_share_nothing(started: Started, tmp_path: Path) -> None:
     double = TemplateEngine("qwen2_5", [tool_call(n) for n in range(3)])
     async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
         client = Client(bench)
@@ -456,7 +454,7 @@ async def test_most_calls_ask_for_one_rendering(started: Started) -> None:
         assert len(asked) == 3 + 7
 
 
-async def test_a_reply_that_writes_a_stop_tokens_name_is_bridged_all_the_same(started: Started) -> None:
+async def test_a_reply_that_writes_a_stop_tokens_name_is_bridged_anyway(started: Started) -> None:
     """Its text is a stop token to the template's tokenizer, and was plain letters when it was sampled."""
     letters = [token for letter in f"Turns end with {STOP} here." for token in encode(letter)] + encode(STOP)
     double = TemplateEngine("qwen2_5", ["One." + STOP, "Two." + STOP, letters, "Four." + STOP])
@@ -470,9 +468,7 @@ async def test_a_reply_that_writes_a_stop_tokens_name_is_bridged_all_the_same(st
 
 
 @pytest.mark.parametrize("mode", ["auto", "require"])
-async def test_a_session_that_was_opened_again_says_so_and_holds_what_comes_from_there_on(
-    started: Started, mode: str
-) -> None:
+async def test_a_reopened_session_says_so_and_bridges_from_there_on(started: Started, mode: str) -> None:
     """The proxy was started again on the same journal, or an address made its session once more."""
     double = TemplateEngine("qwen2_5", [tool_call(n) for n in range(4)])
     async with FakeEngine(double.answer()) as engine:

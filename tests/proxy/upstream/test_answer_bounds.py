@@ -43,7 +43,7 @@ ENDLESS_FRAMES = {
 
 
 @pytest.mark.parametrize("name", [*ENDLESS_HEADS, *ENDLESS_FRAMES])
-async def test_what_is_no_body_is_bounded(started: Started, name: str) -> None:
+async def test_what_is_not_a_body_is_bounded(started: Started, name: str) -> None:
     first, piece = {**ENDLESS_HEADS, **ENDLESS_FRAMES}[name]
     async with FakeEngine(endless(first, piece)) as engine, started(engine.url) as bench:
         answer = await bench.client.post("/chat/completions", json=CHAT)
@@ -94,7 +94,7 @@ async def test_a_large_head_and_a_large_event_within_the_bounds_are_taken(starte
     assert answer.status_code == 200 and answer.headers["x-99"] == "v" * 1000
 
 
-async def test_interim_answers_before_the_answer_are_no_fault(started: Started) -> None:
+async def test_interim_answers_before_the_answer_are_accepted(started: Started) -> None:
     async def answer(seen: Seen) -> AsyncIterator[bytes]:
         yield b"HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: a\r\n\r\n"
         yield whole(200, {"choices": []})

@@ -63,7 +63,7 @@ async def test_calls_wait_while_engines_are_paused_and_are_made_to_the_version_t
 
 
 @pytest.mark.parametrize("request_of", REQUESTS)
-async def test_a_held_call_of_any_dialect_is_whole_and_a_stream_gets_keep_alives(
+async def test_a_paused_call_of_any_dialect_is_whole_and_a_stream_gets_keep_alives(
     started: Started, request_of: str
 ) -> None:
     path, body = REQUESTS[request_of]
@@ -114,7 +114,7 @@ async def test_a_pause_waits_for_calls_in_flight_and_says_how_many_are_left(star
     assert (call.metadata["policy_version"], call.metadata["policy_version_end"]) == ("7", None)
 
 
-async def test_an_agent_that_leaves_while_its_call_is_held_leaves_nothing_to_train_on(started: Started) -> None:
+async def test_an_agent_that_leaves_while_its_call_is_paused_leaves_nothing_to_train_on(started: Started) -> None:
     async with FakeEngine(replays(PLAIN)) as engine, started(engine.url) as bench:
         await bench.proxy.pause(0)
         with pytest.raises(httpx.ReadTimeout):
@@ -174,7 +174,7 @@ async def test_a_proxy_that_stops_while_its_engines_are_paused_refuses_what_wait
     assert line.capture is not None and line.capture.unavailable["logprobs"].code == "refused_by_proxy"
 
 
-async def test_questions_that_are_no_calls_wait_too(started: Started) -> None:
+async def test_questions_that_are_not_calls_wait_too(started: Started) -> None:
     """An engine that is being started again has no /v1/models, and an agent that asks first would give up."""
     async with FakeEngine(replays(PLAIN)) as engine, started(engine.url) as bench:
         await bench.proxy.pause(0)

@@ -90,7 +90,7 @@ def not_complete(call: Call) -> set[str]:
      b"connection: upgrade\r\n\r\n", HEAD + b"content-length: 99999\r\n\r\n" + WHOLE,
      HEAD + b"content-encoding: br\r\ncontent-length: 2\r\n\r\n{}"],
 )  # fmt: skip
-async def test_what_is_no_whole_http_answer_is_502_and_no_second_call(
+async def test_what_is_not_a_whole_http_answer_is_502_and_no_second_call(
     started: Started, data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with FakeEngine(sends(data, close=True)) as engine, started(engine.url) as bench:
@@ -117,7 +117,7 @@ async def test_what_is_no_whole_http_answer_is_502_and_no_second_call(
     ],
     ids=["interim", "trickle", "extensions", "surplus", "second-answer", "gzip-members"],
 )
-async def test_odd_but_whole_answers_are_captured(started: Started, pieces: tuple[bytes, ...]) -> None:
+async def test_unusual_but_whole_answers_are_captured(started: Started, pieces: tuple[bytes, ...]) -> None:
     async with FakeEngine(sends(*pieces)) as engine, started(engine.url) as bench:
         for _ in range(3):
             got = await bench.client.post("/chat/completions", json=CHAT)
@@ -131,7 +131,7 @@ async def test_an_answer_without_a_length_ends_with_its_connection(started: Star
     assert got.status_code == 200 and call.capture is not None and call.capture.complete
 
 
-async def test_a_reset_is_no_end_even_where_only_the_connection_would_say_it(started: Started) -> None:
+async def test_a_reset_is_not_an_end_even_if_only_the_connection_shows_it(started: Started) -> None:
     """An answer without a length ends with its connection: with an orderly close, not with a reset."""
 
     async def resets(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -149,7 +149,7 @@ async def test_a_reset_is_no_end_even_where_only_the_connection_would_say_it(sta
         assert got.status_code == 502 and bench.call().outcome == "error"
 
 
-async def test_chunks_that_break_off_are_no_end_however_the_header_is_written(started: Started) -> None:
+async def test_chunks_that_break_off_are_not_an_end_however_the_header_is_written(started: Started) -> None:
     head = HEAD.replace(b"application/json", b"text/event-stream") + b"transfer-encoding: CHUNKED\r\n\r\n"
     async with FakeEngine(sends(head, chunk(EVENTS[:900]), close=True)) as engine, started(engine.url) as bench:
         with pytest.raises(httpx.RemoteProtocolError):
@@ -167,7 +167,7 @@ async def test_a_broken_compressed_answer_is_502(started: Started, data: bytes) 
     assert call.outcome == "error"
 
 
-async def test_a_compressed_bomb_is_given_up_before_it_fills_the_memory(started: Started) -> None:
+async def test_a_compressed_bomb_is_refused_before_it_fills_the_memory(started: Started) -> None:
     bomb, limits = gzip.compress(b" " * (64 << 20)), AnswerLimits(size=8 << 20)
     got, call = await asked(started, answers(200, bomb, content_encoding="gzip"), CHAT, answer_limits=limits)
     assert got.status_code == 502 and "larger than 8 MiB" in got.text
@@ -194,7 +194,7 @@ async def test_other_statuses_are_passed_on(started: Started, status: int) -> No
     assert call.status_code == status and call.outcome == "error"
 
 
-async def test_an_engine_that_repeats_our_key_or_its_address_tells_no_agent(started: Started) -> None:
+async def test_an_engine_that_repeats_our_key_or_its_address_leaks_neither(started: Started) -> None:
     secret = "sk-engine-0123456789"
     async with FakeEngine() as engine:
         address = f"127.0.0.1:{engine.port}"
@@ -461,9 +461,7 @@ async def test_two_engines_of_hostile_answers_leave_no_connection(started: Start
 
 
 @pytest.mark.parametrize("calls_go_on", [False, True])
-async def test_connections_of_a_burst_are_given_up_also_where_no_call_follows(
-    started: Started, calls_go_on: bool
-) -> None:
+async def test_connections_of_a_burst_are_closed_even_if_no_call_follows(started: Started, calls_go_on: bool) -> None:
     arrived = 0
 
     async def together(seen: Seen) -> AsyncIterator[bytes]:

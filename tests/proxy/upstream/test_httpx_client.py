@@ -165,7 +165,7 @@ async def test_each_wait_has_its_own_bound(trusted: Path) -> None:
         answer.close()
 
 
-async def test_a_connection_that_breaks_is_told_from_one_that_never_was(trusted: Path) -> None:
+async def test_a_connection_that_breaks_is_distinguished_from_one_that_never_was(trusted: Path) -> None:
     async def dies(seen: Seen) -> AsyncIterator[bytes]:
         raise Cut
         yield b""

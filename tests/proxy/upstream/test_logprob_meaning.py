@@ -123,7 +123,7 @@ async def test_a_replica_that_differs_is_named_in_the_log_and_in_its_calls(
     assert found == {"replica-0": None, "replica-1": "replica-0"}
 
 
-async def test_an_engine_that_came_back_otherwise_is_measured_again(started: Started) -> None:
+async def test_an_engine_that_came_back_different_is_measured_again(started: Started) -> None:
     async with FakeEngine(samples("raw")) as engine, started(engine.url, measure_logprobs=True) as bench:
         await settled(bench.proxy)
         await engine.stop()

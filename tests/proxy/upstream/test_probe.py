@@ -32,7 +32,7 @@ async def probe_log(caplog: pytest.LogCaptureFixture, engine: FakeEngine, **opti
     ]
 
 
-async def test_an_engine_that_says_all_is_told_once_and_quietly(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_engine_that_reports_everything_is_logged_once_and_quietly(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeEngine(replays(STREAM)) as engine:
         lines = await probe_log(caplog, engine, token_in="auto")
     assert lines == [
@@ -41,7 +41,7 @@ async def test_an_engine_that_says_all_is_told_once_and_quietly(caplog: pytest.L
     ]
 
 
-async def test_what_answers_there_is_no_engine(caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_answers_there_is_not_an_engine(caplog: pytest.LogCaptureFixture) -> None:
     """A wrong path, or some other server: the address is doubted, not only its engine."""
     async with FakeEngine(answers(404, {}), engine="none") as engine:
         side, engine._side = engine._side, lambda path: side("/nothing")  # type: ignore[method-assign]
@@ -49,7 +49,7 @@ async def test_what_answers_there_is_no_engine(caplog: pytest.LogCaptureFixture)
     assert line.startswith("WARNING ") and line.endswith("GET /v1/models answered HTTP 404: check --upstream")
 
 
-async def test_an_engine_that_nobody_knows_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unknown_engine_gives_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeEngine(answers(200, {}), engine="none") as engine:
         (line,) = await probe_log(caplog, engine)
     assert line.startswith("INFO ") and line.endswith("(name it with --engine)")
@@ -62,7 +62,7 @@ async def test_an_incomplete_capture_is_a_warning(caplog: pytest.LogCaptureFixtu
 
 
 @pytest.mark.parametrize(("mode", "words"), [("auto", "are sent as agents make them"), ("require", "gets 422")])
-async def test_token_in_that_this_engine_cannot_do_is_said_at_start(
+async def test_token_in_that_this_engine_cannot_do_is_reported_at_start(
     caplog: pytest.LogCaptureFixture, mode: str, words: str
 ) -> None:
     async with FakeEngine(answers(200, {}), engine="none") as engine:

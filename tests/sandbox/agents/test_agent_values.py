@@ -107,7 +107,7 @@ class StrangeAgent(Agent):
 
 
 @pytest.mark.parametrize("kind", LINES)
-def test_a_strange_value_ends_no_job_and_is_stored_as_strict_json(tmp_path: Path, kind: str) -> None:
+def test_an_unexpected_value_ends_no_job_and_is_stored_as_strict_json(tmp_path: Path, kind: str) -> None:
     tasks = [make_task(tmp_path, name=name, agent="timeout_sec: 60") for name in ("first", "second")]
     plan = RolloutPlan(job="job", agent=StrangeAgent(LINES[kind]), provider=None)
     options = JobOptions(jobs_dir=tmp_path / "jobs", concurrency=1)
@@ -140,7 +140,9 @@ def test_the_environment_of_a_local_job_is_local(tmp_path: Path) -> None:
         {"messages": [{"role": "tool", "tool_call_id": None, "content": "\ud83d", "extra": ["x"]}]},
     ],
 )
-def test_a_strange_transcript_is_read_as_far_as_it_makes_sense(tmp_path: Path, transcript: dict[str, object]) -> None:
+def test_an_unexpected_transcript_is_read_as_far_as_it_makes_sense(
+    tmp_path: Path, transcript: dict[str, object]
+) -> None:
     trajectory = Trajectory(tmp_path / "t.jsonl")
     add_transcript(trajectory, transcript)
     trajectory.save(now=True)
@@ -152,7 +154,7 @@ def test_a_strange_transcript_is_read_as_far_as_it_makes_sense(tmp_path: Path, t
     ["1" + "0" * 400, "[" * 100_000, '{"reward": %s}' % ("9" * 400), '{"reward": 1, "extra": %s}' % ("9" * 400),
      '{"reward": true}', '{"reward": "1"}', '{"reward": 1e999}'],
 )  # fmt: skip
-def test_a_strange_reward_is_refused_in_words(reward: str) -> None:
+def test_an_unexpected_reward_is_refused_in_words(reward: str) -> None:
     with pytest.raises(VerifierError, match=r"reward\.json"):
         read_reward({"reward.json": reward.encode()}, [0.0, 1.0])
 

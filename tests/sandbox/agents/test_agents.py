@@ -66,7 +66,7 @@ def scene_of(tmp_path: Path, **env: str) -> AgentRun:
 
 
 @pytest.mark.parametrize(("options", "window"), [({}, 128_000), ({"BENCHFLOW_CONTEXT_WINDOW": "32768"}, 32_768)])
-def test_each_agent_is_told_its_context(tmp_path: Path, options: dict[str, str], window: int) -> None:
+def test_each_agent_gets_its_context_window(tmp_path: Path, options: dict[str, str], window: int) -> None:
     agent_run = scene_of(tmp_path, **options)
     provider: Any = pi.models(agent_run)["providers"]
     assert provider["benchflow"]["models"][0]["contextWindow"] == window
@@ -76,11 +76,11 @@ def test_each_agent_is_told_its_context(tmp_path: Path, options: dict[str, str],
     assert result["model_context_window"] == window < result["model_auto_compact_token_limit"]
 
 
-def test_a_context_that_is_no_number_is_not_told(tmp_path: Path) -> None:
+def test_a_context_window_that_is_not_a_number_is_not_passed_on(tmp_path: Path) -> None:
     assert scene_of(tmp_path, BENCHFLOW_CONTEXT_WINDOW="much").context_window == 128_000
 
 
-def test_codex_settings_are_toml_whatever_the_names_hold(tmp_path: Path) -> None:
+def test_codex_settings_are_toml_whatever_the_names_contain(tmp_path: Path) -> None:
     agent_run = scene_of(tmp_path)
     agent_run.model = Model("http://h:9/v1", "k", 'a "quoted" \\ name')
     result = tomllib.loads(codex.config(agent_run))
@@ -112,7 +112,7 @@ def test_mini_swe_agents_transcript_becomes_a_trajectory(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("broken", [{}, {"messages": None}, {"messages": ["x", {"role": "tool"}, {"role": "exit"}]}])
-def test_a_broken_transcript_tells_what_it_can(tmp_path: Path, broken: dict[str, Any]) -> None:
+def test_a_broken_transcript_gives_what_it_can(tmp_path: Path, broken: dict[str, Any]) -> None:
     mini_swe.add_transcript(Trajectory(tmp_path / "t.jsonl"), broken)
 
 
@@ -217,7 +217,7 @@ def test_an_agent_that_misbehaves_is_ended_and_named(
 
 
 @pytest.mark.docker
-def test_a_package_that_cannot_be_had_or_brings_another_program_is_said(docker_client: object) -> None:
+def test_an_unavailable_or_wrong_package_is_reported(docker_client: object) -> None:
     """From a folder, so that no registry is asked: first one that is not there, then one without the program."""
     sandbox = Container.start(
         connect(), "node:20-slim", name="benchflow-test-npm", limits=Limits(), labels={}, network="none"

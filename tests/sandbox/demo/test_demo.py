@@ -48,7 +48,7 @@ def test_a_stop_string_is_not_claimed_complete(shown: tuple[str, dict[str, Call]
 
 
 @pytest.mark.parametrize("kind", ["plain", "streamed"])
-def test_the_ids_decode_to_what_the_agent_was_told(
+def test_the_ids_decode_to_what_the_agent_received(
     shown: tuple[str, dict[str, Call]], engine: EmbeddedEngine, kind: str
 ) -> None:
     call = shown[1][kind]

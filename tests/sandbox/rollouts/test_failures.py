@@ -132,13 +132,13 @@ def test_the_message_of_the_default_budget_is_the_seeds(tmp_path: Path) -> None:
     assert str(agent_run.out_of_time()) == "Agent prompt exceeded wall-clock budget 900s"
 
 
-def test_a_flood_of_output_is_cut_and_the_rollout_goes_on(judged: dict[str, Seen]) -> None:
+def test_too_much_output_is_cut_and_the_rollout_continues(judged: dict[str, Seen]) -> None:
     seen = judged["flood"]
     assert seen.reward == 1.0 and seen.result["error"] is None
     assert len(seen.said) < 2 << 20 and seen.said.rstrip().endswith("LAST")
 
 
-def test_memory_that_runs_out_is_told_from_a_crash(judged: dict[str, Seen]) -> None:
+def test_memory_that_runs_out_is_distinguished_from_a_crash(judged: dict[str, Seen]) -> None:
     seen = judged["memory"]
     assert category_and_error(seen) == (
         "out_of_memory",
@@ -147,7 +147,7 @@ def test_memory_that_runs_out_is_told_from_a_crash(judged: dict[str, Seen]) -> N
     assert seen.reward == 0.0
 
 
-def test_processes_that_run_out_are_told_from_a_crash(judged: dict[str, Seen]) -> None:
+def test_processes_that_run_out_are_distinguished_from_a_crash(judged: dict[str, Seen]) -> None:
     category, error = category_and_error(judged["processes"])
     assert category == "pids_exhausted" and "more than the sandbox's 40 processes" in error
 
@@ -216,19 +216,19 @@ def unreachable() -> Provider:
     return Provider("vllm/m", "vllm", "m", "http://127.0.0.1:9/v1", None, True)
 
 
-def test_an_engine_that_is_not_there_ends_the_job_before_it_begins() -> None:
+def test_an_engine_that_is_not_there_ends_the_job_before_it_starts() -> None:
     with pytest.raises(JobError, match=r"no engine answers at http://127\.0\.0\.1:9/v1"):
         check_reachable(unreachable())
 
 
-def test_a_job_that_captures_no_tokens_says_so_before_it_begins() -> None:
+def test_a_job_that_captures_no_tokens_says_so_before_it_starts() -> None:
     provider = dataclasses.replace(unreachable(), capture=False)
     assert "BENCHFLOW_CAPTURE_TOKEN_LOGPROBS=1 captures them" in (without_tokens(provider) or "")
     assert without_tokens(unreachable()) is None  # it captures
 
 
 @pytest.mark.parametrize("variable", ["1", "", "auto", "0"])
-def test_a_hosted_api_is_said_to_return_no_tokens(variable: str) -> None:
+def test_a_hosted_api_is_reported_to_return_no_tokens(variable: str) -> None:
     provider = read_provider("openai/gpt-5", {"BENCHFLOW_CAPTURE_TOKEN_LOGPROBS": variable})
     assert "openai/gpt-5 is called as a hosted API, which returns no token ids" in (without_tokens(provider) or "")
     assert provider.capture is (variable != "0")  # the record of each call says why it has none
@@ -236,13 +236,13 @@ def test_a_hosted_api_is_said_to_return_no_tokens(variable: str) -> None:
         session_options(None, [], "auto", provider)
 
 
-def test_a_model_the_engine_does_not_serve_is_said(engine: EmbeddedEngine) -> None:
+def test_a_model_the_engine_does_not_serve_is_reported(engine: EmbeddedEngine) -> None:
     provider = Provider("llamacpp/other", "llamacpp", "other", engine.base_url, None, True)
     with pytest.raises(JobError, match=f"serves {engine.model}, not other; correct -m"):
         check_reachable(provider)
 
 
-def test_an_engine_under_another_engines_name_is_said(engine: EmbeddedEngine) -> None:
+def test_an_engine_under_another_engines_name_is_reported(engine: EmbeddedEngine) -> None:
     """Asked as vLLM is asked, llama.cpp gives no token ids: the whole job would be without."""
     provider = Provider(f"vllm/{engine.model}", "vllm", engine.model, engine.base_url, None, True)
     with pytest.raises(JobError, match=f"is llamacpp, not vllm; give -m llamacpp/{engine.model}"):
@@ -250,7 +250,7 @@ def test_an_engine_under_another_engines_name_is_said(engine: EmbeddedEngine) ->
     check_reachable(dataclasses.replace(provider, capture=False))
 
 
-def test_an_engine_that_dies_in_mid_run_is_the_infrastructures_fault_and_others_go_on(tmp_path: Path) -> None:
+def test_an_engine_that_dies_mid_run_is_the_infrastructures_fault_and_others_continue(tmp_path: Path) -> None:
     """The engine is gone before the agent's call: mini gives up, the rollout says why, and --retries tries again."""
     seen = attempt(
         tmp_path, make_task(tmp_path), find_agent("mini"), provider=unreachable(),
@@ -271,9 +271,7 @@ def test_an_engine_that_dies_in_mid_run_is_the_infrastructures_fault_and_others_
     ] * 3
 
 
-def test_a_proxy_that_dies_in_mid_run_fails_that_rollout_in_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_proxy_that_dies_mid_run_fails_that_rollout_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from proxy import ProxyError, ProxyThread
 
     def dead(*_: object, **__: object) -> None:
@@ -345,14 +343,14 @@ def test_two_jobs_of_one_name(tmp_path: Path) -> None:
     running.join()
 
 
-def test_oracle_without_a_solution_is_said_before_anything_starts(tmp_path: Path) -> None:
+def test_oracle_without_a_solution_is_reported_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"Oracle requires oracle/solve\.sh"):
         attempt(tmp_path, make_task(tmp_path), Oracle())
 
 
 @pytest.mark.parametrize("name", ["TOKEN_LOGPROBS", "TOP_LOGPROBS"])
 @pytest.mark.parametrize("value", ["flase", "2.5", "-1", "yes please", "1" * 5000, "²"])
-def test_a_capture_variable_that_means_nothing_is_an_error(name: str, value: str) -> None:
+def test_an_invalid_capture_variable_is_an_error(name: str, value: str) -> None:
     env = {"BENCHFLOW_PROVIDER_BASE_URL": "http://127.0.0.1:9/v1", f"BENCHFLOW_CAPTURE_{name}": value}
     with pytest.raises(JobError, match=f"BENCHFLOW_CAPTURE_{name} must be"):
         read_provider("vllm/m", env)

@@ -236,7 +236,7 @@ def test_the_reaper_touches_nothing_of_a_living_owner_or_another_host(docker_cli
         foreign.remove()
 
 
-def test_owners_are_told_apart() -> None:
+def test_owners_are_distinguished() -> None:
     me = reaper.owner()
     assert not reaper.is_dead(me)
     host, boot, pid, ticks = me.rsplit(":", 3)
@@ -267,7 +267,7 @@ def test_a_lock_names_its_process_and_a_dead_ones_is_taken(tmp_path: Path) -> No
 
 
 @docker_test
-def test_config_holds_the_capture_setting_and_no_secret(tmp_path: Path, docker_client: docker.DockerClient) -> None:
+def test_config_contains_the_capture_setting_and_no_secret(tmp_path: Path, docker_client: docker.DockerClient) -> None:
     env = {"MY_API_KEY": "hush", "SESSION_ID": "hush", "LEVEL": "3", "BENCHFLOW_CAPTURE_TOKEN_LOGPROBS": "1"}
     seen = attempt(tmp_path, make_task(tmp_path), "exit 0", agent_env=env)
     config = json.loads((seen.folder / "config.json").read_text())
@@ -308,7 +308,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path, words: list[s
 @pytest.mark.parametrize(
     ("word", "meant"), [("temprature=1", "temperature"), ("top-p=1", "top_p"), ('{"topK": 0}', "top_k")]
 )
-def test_a_misspelt_sampling_parameter_is_said_and_an_engines_own_goes_on(word: str, meant: str) -> None:
+def test_a_misspelt_sampling_parameter_is_reported_and_an_engines_own_is_forwarded(word: str, meant: str) -> None:
     with pytest.raises(SettingsError, match=f"did you mean {meant}"):
         read_sampling([word])
     own = dict.fromkeys(
@@ -325,7 +325,7 @@ def test_sampling_is_taken_as_names_and_as_the_proxy_takes_it() -> None:
     }
 
 
-def test_a_job_that_could_not_begin_leaves_its_name_free(tmp_path: Path) -> None:
+def test_a_job_that_could_not_start_leaves_its_name_free(tmp_path: Path) -> None:
     for _ in range(2):
         run = run_command(["sandbox", "run", TASKS / "write-number", "-a", "oracle", "--job", "x"], cwd=tmp_path,
                           env={"DOCKER_HOST": f"unix://{tmp_path}/none.sock"})  # fmt: skip

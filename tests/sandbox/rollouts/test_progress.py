@@ -50,7 +50,7 @@ def test_without_a_terminal_there_are_plain_lines_only() -> None:
     )
 
 
-def test_a_log_that_is_silent_for_long_is_told_where_the_run_is(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_log_without_output_for_long_shows_progress(capfd: pytest.CaptureFixture[str]) -> None:
     progress = Progress(io.StringIO(), live=False, quiet_seconds=0.05)
     progress.begin(2, None)
     progress.phase("w", "agent")

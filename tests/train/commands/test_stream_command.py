@@ -80,7 +80,7 @@ def test_the_seeds_groups_and_its_last_status_line(tmp_path: Path) -> None:
     assert [(row["task"], row["withheld"]) for row in withheld] == [("odd", "unscored")] * 3
 
 
-def test_without_a_withheld_file_the_groups_are_counted_all_the_same(tmp_path: Path) -> None:
+def test_without_a_withheld_file_the_groups_are_counted_anyway(tmp_path: Path) -> None:
     done = stream(make_job(tmp_path / "job"), "--group-size", 2)
     assert (done.returncode, done.stdout) == (0, "")
     assert (
@@ -145,7 +145,7 @@ def test_reading_once_takes_what_there_is_of_a_running_job(tmp_path: Path) -> No
     assert (done.returncode, done.stderr) == (0, "bench train stream: 1 rollout streamed\n")
 
 
-def test_following_prints_a_line_when_its_rollout_is_over(tmp_path: Path, started: Any) -> None:
+def test_following_prints_a_line_when_its_rollout_is_finished(tmp_path: Path, started: Any) -> None:
     job = tmp_path / "job"
     process = started(job, "--poll-interval", 0.05)
     assert b"waiting for the job: no such folder yet" in process.stderr.readline()
@@ -203,7 +203,7 @@ def test_a_closed_standard_output_is_an_error_of_one_sentence(tmp_path: Path) ->
     assert (done.returncode, done.stderr) == (2, "train: standard output is closed; that is where the lines go\n")
 
 
-def test_a_problem_of_a_rollout_is_reported_once_and_costs_no_other(tmp_path: Path) -> None:
+def test_a_problem_of_a_rollout_is_reported_once_and_loses_no_other(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", [{"name": "a__1"}, {"name": "b__2"}], state="running")
     (job / "a__1/result.json").write_text("{")
     done = stream(job, "--timeout", 0.3, "--poll-interval", 0.02)

@@ -98,7 +98,7 @@ def test_tasks_may_be_mixed_where_nobody_groups_by_task() -> None:
     assert why_withheld(group(*members, by="agent,model")) is None
 
 
-def test_more_rollouts_than_a_group_holds_begin_the_next_one() -> None:
+def test_rollouts_beyond_a_groups_size_start_the_next_group() -> None:
     groups = GroupCollector(2)
     filled = [groups.add(rollout(number)) for number in range(5)]
     assert [group and [member.name for member in group.rollouts] for group in filled] == [

@@ -115,7 +115,7 @@ def test_the_outcome_is_benchflows(tmp_path: Path, result: dict[str, object], ou
     assert rollout.outcome == outcome
 
 
-def test_unknown_keys_and_odd_values_are_accepted(tmp_path: Path) -> None:
+def test_unknown_keys_and_unusual_values_are_accepted(tmp_path: Path) -> None:
     odd = {"new_key": {"deep": [1]}, "model": 7, "usage_tracking": None, "task_digest": ["no"], "finished_at": 12}
     [rollout] = find_rollouts(make_job(tmp_path / "job", [{"result": odd}]))
     assert (rollout.model, rollout.task_digest, rollout.finished_at, rollout.endpoint_kind) == (None, None, None, None)
@@ -128,7 +128,7 @@ def test_two_rollouts_of_one_name_are_two(tmp_path: Path) -> None:
     assert [rollout.rollout_path for rollout in found(tmp_path)] == ["trial-01/job/a__1", "trial-02/job/a__1"]
 
 
-def test_a_half_written_line_costs_only_itself(tmp_path: Path) -> None:
+def test_a_half_written_line_loses_only_itself(tmp_path: Path) -> None:
     whole = json.dumps(conversation(1)[0]).encode() + b"\n"
     job = make_job(tmp_path / "job", [{"journal": whole + whole[:500]}])
     warnings: list[str] = []

@@ -115,7 +115,7 @@ def test_a_rollout_that_branches_gives_no_row_of_trl_grpo(tmp_path: Path) -> Non
     assert "left out 1 rollout(s): its calls branch into several sequences" in notes_of(made)
 
 
-def test_the_choice_the_agent_went_on_with_is_the_reply(tmp_path: Path) -> None:
+def test_the_choice_the_agent_continued_with_is_the_reply(tmp_path: Path) -> None:
     first, second = conversation(2)
     choices = first["response"]["body"]["choices"]
     other = copy.deepcopy(choices[0]) | {"index": 0}

@@ -18,7 +18,7 @@ from train.rows.convert import convert
 ROOT = Path(__file__).parents[3]
 
 
-def test_a_half_written_line_costs_itself_only(tmp_path: Path) -> None:
+def test_a_half_written_line_loses_only_itself(tmp_path: Path) -> None:
     whole = json.dumps(conversation(1)[0]).encode() + b"\n"
     job = make_job(tmp_path / "job", [{"journal": whole + whole[:200]}])
     warned: list[str] = []
@@ -182,7 +182,7 @@ def test_a_reward_out_of_range_is_written_with_a_warning(tmp_path: Path) -> None
     assert "outside of 0 to 1" in warned[0]
 
 
-def test_a_result_that_is_not_json_costs_only_its_rollout(tmp_path: Path) -> None:
+def test_a_result_that_is_not_json_loses_only_its_rollout(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", [{}, {}])
     broken_one = sorted(job.glob("*/result.json"))[0]
     broken_one.write_text('{"task_name": ')
@@ -197,7 +197,7 @@ def test_a_file_that_is_not_a_rollout_is_refused(tmp_path: Path) -> None:
         convert(tmp_path / "notes.txt", tmp_path / "o.jsonl", options())
 
 
-def test_a_log_that_cannot_be_read_costs_its_rollout_only(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_read_loses_only_its_rollout(tmp_path: Path) -> None:
     """A capture of a schema that this version does not know."""
     odd = conversation(1)
     odd[0]["metadata"]["token_capture"]["schema_version"] = "benchflow.token_capture.v9"

@@ -105,7 +105,7 @@ def test_malformed_arguments_leave_a_reply_out_where_trainers_parse_them(tmp_pat
 @pytest.mark.parametrize(
     "arguments", ['{"a": NaN}', '{"a": "\\ud83d"}', '{"a": 123456789012345678901234567890}', "[1]"]
 )
-def test_arguments_that_strict_json_cannot_hold_give_no_row(tmp_path: Path, arguments: str) -> None:
+def test_arguments_that_strict_json_cannot_represent_give_no_row(tmp_path: Path, arguments: str) -> None:
     odd = answered(conversation(1)[0], call_message(arguments=arguments), [WRITE])
     with pytest.raises(NothingWritten):
         made(tmp_path, "trl-sft", [odd])

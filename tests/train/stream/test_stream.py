@@ -237,7 +237,7 @@ def test_a_retried_attempt_counts_in_no_group(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_failed_attempt_that_no_retry_replaced_counts_when_the_job_is_over(tmp_path: Path) -> None:
+def test_a_failed_attempt_without_a_retry_counts_when_the_job_has_ended(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", [CRASH, {}], retry={"max_retries": 2})
     # The second rollout replaces the first here; alone, the first is unscored and retried no more.
     alone = make_job(tmp_path / "alone", [CRASH], retry={"max_retries": 2})
@@ -306,7 +306,7 @@ def test_the_stream_waits_for_a_folder_that_does_not_exist_yet(tmp_path: Path) -
     assert len(records) == 1
 
 
-def test_all_trials_are_waited_for_also_those_that_begin_late(tmp_path: Path) -> None:
+def test_all_trials_are_waited_for_also_those_that_start_late(tmp_path: Path) -> None:
     first, second = tmp_path / "trial-01/job", tmp_path / "trial-02/job"
     make_job(first, [{"name": "a"}], state="running")
     make_job(second, [], state="running")
@@ -482,7 +482,7 @@ def test_a_folder_is_not_listed_again_while_nothing_was_added(tmp_path: Path, mo
     assert [Path(rollout.path).name for rollout in tree.poll()[1]] == ["new"] and len(listed) >= 1
 
 
-def test_a_rollout_whose_folder_grew_under_our_eyes_is_one_rollout(tmp_path: Path) -> None:
+def test_a_rollout_whose_folder_grows_while_it_is_read_is_one_rollout(tmp_path: Path) -> None:
     """An empty folder may become a trial or a rollout; what an agent leaves in it must not be taken for rollouts."""
     from train.rollouts.follow import Tree
 
@@ -520,7 +520,7 @@ def test_a_copy_of_the_last_summary_beside_the_jobs_ends_nothing(tmp_path: Path)
     )
 
 
-def test_the_golden_lines_of_a_stream_hold(tmp_path: Path) -> None:
+def test_the_golden_lines_of_a_stream_are_unchanged(tmp_path: Path) -> None:
     """Written anew with `GOLDEN=write`."""
     root = trials(
         tmp_path, [{"task": "t"}, {"task": "t", "reward": 0.0}], [{"task": "u"}, {"task": "u", "calls": broken()}]

@@ -231,14 +231,14 @@ def test_equal_replies_with_other_logprobs_are_not_guessed(tmp_path: Path) -> No
         ({"text": "said otherwise"}, 0),
     ],
 )
-def test_the_reply_that_came_back_is_the_one_that_lives_on(
+def test_the_reply_that_was_sent_back_is_the_one_continued(
     tmp_path: Path, changes: dict[str, Any], parent: int
 ) -> None:
     seen = tokens(tmp_path, resampled(**changes))
     assert seen.training_grade and seen.placements[2].parent == parent
 
 
-def test_empty_replies_are_nobodys_parents(tmp_path: Path) -> None:
+def test_empty_replies_are_never_parents(tmp_path: Path) -> None:
     """A turn that gave nothing twice, and was made again: the rollout is the one that answered."""
     first, second = conversation(2)
     empty = copy.deepcopy(first)
@@ -427,7 +427,7 @@ def test_weights_that_were_updated_in_flight_are_both_versions(
         ([], ["1", "2"], [(0, 4, "1", "2")]),
     ],
 )
-def test_what_the_engine_says_about_the_weights_of_each_id_counts_before_what_the_proxy_was_told(
+def test_the_engines_version_of_each_id_wins_over_the_proxys(
     tmp_path: Path, ranges: list[Any], versions: list[str], spans: list[Any]
 ) -> None:
     told = {"policy_version": "1", "policy_version_end": "2"}
@@ -473,7 +473,7 @@ def test_calls_that_were_lost_before_later_ones(tmp_path: Path, lost: list[int],
     assert str(seen.coverage["reason"]).startswith(f"its log is not whole: {named} no line")
 
 
-def test_a_torn_line_costs_the_grade_and_nothing_else(tmp_path: Path) -> None:
+def test_a_torn_line_loses_only_the_grade(tmp_path: Path) -> None:
     whole = b"".join(json.dumps(call_line).encode() + b"\n" for call_line in conversation(2))
     text = line_of(tmp_path, [], journal=whole + whole[:200])
     assert text.startswith("no   write-number__5cfd1b6d [vllm]: 2/2 calls complete, 1/1 prompts extend")

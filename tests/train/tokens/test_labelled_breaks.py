@@ -24,7 +24,7 @@ def diagnoses() -> dict[str, Break]:
     return {case.name: diagnose(case.before, case.after, decoder) for case in CASES}
 
 
-def test_the_set_is_large_and_holds_every_cause() -> None:
+def test_the_set_is_large_and_contains_every_cause() -> None:
     assert len(CASES) >= 40
     assert len({case.name for case in CASES}) == len(CASES)
     assert {case.cause for case in CASES} == set(CAUSES)
@@ -53,7 +53,7 @@ def test_never_certain_of_a_wrong_cause(evidence: str) -> None:
         assert found.sure != "certain" or found.cause == case.cause, (case.name, found.cause)
 
 
-def test_the_index_is_where_the_ids_part(diagnoses: dict[str, Break]) -> None:
+def test_the_index_is_where_the_ids_differ(diagnoses: dict[str, Break]) -> None:
     for case in CASES:
         expected, new = (case.before.prompt + case.before.sampled).tolist(), case.after.prompt.tolist()
         index = diagnoses[case.name].index

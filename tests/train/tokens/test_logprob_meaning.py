@@ -43,7 +43,7 @@ def explained(tmp_path: Path, calls: list[Line]) -> tuple[list[str], str]:
 
 
 @pytest.mark.parametrize("meaning", [SGLANG, PROCESSED], ids=["SGLang", "processed_logprobs"])
-def test_a_temperature_that_the_logprobs_have_is_no_bias(tmp_path: Path, meaning: dict[str, str]) -> None:
+def test_a_temperature_that_the_logprobs_have_is_not_a_bias(tmp_path: Path, meaning: dict[str, str]) -> None:
     [text], warning = explained(tmp_path, sampled(meaning, temperature=0.7))
     assert text == (
         "2 calls sampled with temperature 0.7, which the engine's logprobs have applied: importance ratios are right "
@@ -71,7 +71,7 @@ def test_truncation_biases_everywhere_and_where_it_is_applied_the_trainer_must_c
     assert "biased" in warning
 
 
-def test_both_are_told_apart_in_one_rollout(tmp_path: Path) -> None:
+def test_both_are_distinguished_in_one_rollout(tmp_path: Path) -> None:
     [text], warning = explained(tmp_path, sampled(SGLANG, temperature=0.7, top_p=0.9))
     first, second = text.split("; 2 calls ")
     assert "sampled with top_p 0.9" in first and "temperature" not in first.partition("; sample plainly")[0]
@@ -132,7 +132,7 @@ def test_audit_leaves_a_cut_distribution_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["warm", [0.7], {"a": 1}, "nan"])
-def test_a_temperature_that_is_no_number_ends_nothing(tmp_path: Path, value: Any) -> None:
+def test_a_temperature_that_is_not_a_number_ends_nothing(tmp_path: Path, value: Any) -> None:
     [text], _ = explained(tmp_path, sampled(SGLANG, temperature=value))
     assert "importance ratios" in text
     audit(make_job(tmp_path / "other", [{"calls": sampled(SGLANG, temperature=value)}]), AtTemperature())

@@ -45,7 +45,7 @@ def test_a_temperature_is_ready_where_it_is_applied_and_the_trainer_divides_by_i
         )
 
 
-def test_a_temperature_that_nobody_knows_is_not_ready() -> None:
+def test_an_unknown_temperature_is_not_ready() -> None:
     sentence = ratio_ready(call(SGLANG, ["temperature unknown"], sent={"temperature": None}), 1.0)
     assert sentence is not None and sentence.endswith("send temperature 1")
     known = call(SGLANG, sent={"temperature": None})

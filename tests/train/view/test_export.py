@@ -11,7 +11,7 @@ from train.view.api import View
 from train.view.export import document, write_html
 
 
-def test_the_file_holds_no_text_of_a_model_as_markup(tmp_path: Path) -> None:
+def test_the_file_contains_no_text_of_a_model_as_markup(tmp_path: Path) -> None:
     file = tmp_path / "view.html"
     list(write_html(View(nasty_job(tmp_path / "job")), file, most=4 << 20))
     text = file.read_text()
@@ -20,6 +20,6 @@ def test_the_file_holds_no_text_of_a_model_as_markup(tmp_path: Path) -> None:
     assert not re.search(r"<[a-z]+[^>]*\b(?:src|href)=(?!\"data:,)", text)
 
 
-def test_nothing_in_the_file_could_end_the_element_it_stands_in() -> None:
+def test_nothing_in_the_file_can_end_its_element() -> None:
     assert page.scripts(inline=True).count("<") == 4 and "</style" not in page.style()
     assert "sha256-" in document({"name": "j"}, {}, {}, [])

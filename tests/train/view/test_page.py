@@ -105,7 +105,7 @@ def test_a_job_is_filtered_sorted_and_a_rollout_opened(page: Page, address: str)
     expect(page.get_by_role("link", name="call 0")).to_be_visible()
 
 
-def test_a_call_tells_messages_tools_sampling_and_times(page: Page, address: str) -> None:
+def test_a_call_shows_messages_tools_sampling_and_times(page: Page, address: str) -> None:
     open_rollout(page, address, "sea__00000000", view="rollout", call=2)
     detail = page.get_by_role("region", name="Call 2")
     expect(detail.get_by_text("And why are rivers not salty?")).to_be_visible()
@@ -219,7 +219,7 @@ def test_a_break_is_followed_to_both_its_sides(page: Page, address: str) -> None
     expect(page.locator(".seam").first).to_be_visible()
 
 
-def test_two_rollouts_are_compared_from_where_they_part(page: Page, address: str) -> None:
+def test_two_rollouts_are_compared_from_where_they_differ(page: Page, address: str) -> None:
     page.goto(address)
     page.get_by_role("searchbox").fill("task:write-number")
     boxes = page.get_by_role("checkbox", name="to compare")
@@ -248,7 +248,7 @@ def test_every_view_fits(page: Page, address: str, wide: int) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_serious_hinders_a_screen_reader_or_weak_eyes(browser: Browser, address: str, scheme: str) -> None:
+def test_no_serious_accessibility_problem_is_found(browser: Browser, address: str, scheme: str) -> None:
     made = Watched(browser, color_scheme=scheme)
     page = made.page
     found = []
@@ -269,7 +269,7 @@ def test_nothing_serious_hinders_a_screen_reader_or_weak_eyes(browser: Browser, 
     assert found == [] and made.trouble == []
 
 
-def test_text_that_means_harm_stays_text(page: Page, tmp_path: Path) -> None:
+def test_hostile_text_stays_text(page: Page, tmp_path: Path) -> None:
     with served_to(page, nasty_job(tmp_path / "job")) as address:
         for words in ({}, {"view": "rollout"}, {"view": "tokens"}):
             open_rollout(page, address, "nasty__00000001", **words) if words else page.goto(address)
@@ -356,7 +356,7 @@ def test_a_file_that_is_too_large_says_what_it_leaves_out(browser: Browser, real
     made.context.close()
 
 
-def test_a_running_job_updates_as_it_goes_and_a_lost_folder_is_said(watched: Watched, tmp_path: Path) -> None:
+def test_a_running_job_updates_as_it_goes_and_a_lost_folder_is_reported(watched: Watched, tmp_path: Path) -> None:
     page = watched.page
     job = make_job(tmp_path / "job", [{"name": "first__00000001"}], state="running")
     with served_to(page, job) as address:
@@ -379,7 +379,7 @@ def test_a_running_job_updates_as_it_goes_and_a_lost_folder_is_said(watched: Wat
         expect(page.locator("tr", has_text="first__00000001")).to_contain_text("passed")
 
 
-def test_what_is_wrong_with_a_log_is_said_where_it_is_seen(page: Page, tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_log_is_reported_where_it_is_seen(page: Page, tmp_path: Path) -> None:
     whole = b"".join(json.dumps(call_line).encode() + b"\n" for call_line in conversation(2))
     other = conversation(2)
     other[1]["metadata"]["token_capture"]["schema_version"] = "benchflow.token_capture.v9"

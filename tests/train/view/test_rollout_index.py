@@ -58,7 +58,7 @@ def test_every_layout_is_shown(tmp_path: Path, kind: str) -> None:
         assert view.answer("strip", {"path": row["path"], "of": "s0"})["trained"] == 8
 
 
-def test_a_lost_folder_is_said_and_what_was_read_is_kept(tmp_path: Path) -> None:
+def test_a_lost_folder_is_reported_and_what_was_read_is_kept(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", [{}, {}])
     view = view_of(job)
     (job / "result").mkdir()
@@ -86,7 +86,7 @@ def test_a_journal_that_grows_is_read_again(tmp_path: Path) -> None:
     assert len(view.answer("rollout", {"path": name})["calls"]) == 3
 
 
-def test_a_log_that_our_own_code_fails_at_is_said_and_the_others_are_read(
+def test_a_log_that_our_own_code_fails_at_is_reported_and_the_others_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     view = View(make_job(tmp_path / "job", [{}, {}]))

@@ -31,7 +31,7 @@ def test_the_page_lets_in_no_other_script_and_nobody_frame_it(client: TestClient
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", ""])
-def test_a_name_that_was_made_to_lead_here_is_refused(client: TestClient, host: str) -> None:
+def test_a_rebound_dns_name_is_refused(client: TestClient, host: str) -> None:
     assert client.get("/api/job", headers={"host": host}).status_code == 421
 
 
@@ -54,15 +54,13 @@ def test_an_address_of_this_machine_is_answered(client: TestClient, host: str) -
         ("slice?path=write-number__00000001&of=s0&from=999999", 200),
     ],
 )
-def test_a_question_that_makes_no_sense_is_answered_with_a_sentence(
-    client: TestClient, question: str, status: int
-) -> None:
+def test_an_invalid_request_is_answered_with_a_sentence(client: TestClient, question: str, status: int) -> None:
     answer = client.get(f"/api/{question}")
     assert answer.status_code == status
     assert status == 200 or len(answer.json()["error"]) > 10
 
 
-def test_without_a_browser_the_address_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_browser_the_address_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     from train.view import server
 
     messages: list[str] = []

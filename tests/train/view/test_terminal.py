@@ -14,7 +14,7 @@ from train.view.api import View
 from train.view.terminal import print_story, story
 
 
-def test_the_terminal_tells_the_tree_and_colors_the_unlikely(tmp_path: Path) -> None:
+def test_the_terminal_shows_the_tree_and_colors_the_unlikely(tmp_path: Path) -> None:
     view = View(make_job(tmp_path / "job", [{"calls": broken(2)}]))
     view.index.scan()
     result = "\n".join(line.plain for line in story(view, color=False))

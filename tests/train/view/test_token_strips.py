@@ -26,7 +26,7 @@ def test_entropy_counts_what_was_not_captured_as_one_outcome() -> None:
     assert entropy_of(Completion(0, None, ["a"], [half]), 0) is None
 
 
-def test_a_strip_holds_the_merged_sequence_token_by_token(tmp_path: Path) -> None:
+def test_a_strip_contains_the_merged_sequence_token_by_token(tmp_path: Path) -> None:
     calls = conversation(3)
     view = view_of(make_job(tmp_path / "job", [{"calls": calls}]))
     name = view.index.entries()[0].rollout.rollout_path

@@ -18,7 +18,7 @@ def test_nothing_of_a_token_is_invisible_or_moves_what_is_around_it(text: str) -
 
 
 @given(st.binary(min_size=1, max_size=8))
-def test_bytes_that_are_no_character_are_shown_as_bytes(data: bytes) -> None:
+def test_bytes_that_are_not_a_character_are_shown_as_bytes(data: bytes) -> None:
     parts = shown(data)
     bad = sum(part.text.count("⟨") for part in parts if part.kind == SYMBOL and part.text.startswith("⟨"))
     assert bad >= sum(character == "\ufffd" for character in data.decode("utf-8", "replace"))

@@ -47,7 +47,7 @@ def test_a_port_that_is_taken_is_a_sentence_and_code_2(tmp_path: Path) -> None:
     assert f"cannot listen on 127.0.0.1 port {port}" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_loopback_is_told_from_the_rest() -> None:
+def test_loopback_is_distinguished_from_other_hosts() -> None:
     assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "10.0.0.1", "me.example")] == [
         True, True, True, False, False, False,
     ]  # fmt: skip

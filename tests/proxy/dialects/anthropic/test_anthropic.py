@@ -84,7 +84,7 @@ async def test_reasoning_is_a_thinking_block_and_goes_back_as_reasoning(started:
     assert [block["type"] for block in first.response_body["content"]] == ["thinking", "text"]
 
 
-async def test_a_tool_call_that_was_cut_is_no_call_to_run(started: Started) -> None:
+async def test_a_tool_call_that_was_cut_is_not_a_call_to_run(started: Started) -> None:
     async with FakeEngine(replays("vllm/tool-auto-forced-stream")) as engine, started(engine.url) as bench:
         async with client(bench) as api:
             tool = {"name": "get_weather", "input_schema": {"type": "object"}}
@@ -97,7 +97,7 @@ async def test_a_tool_call_that_was_cut_is_no_call_to_run(started: Started) -> N
     assert sampled["function"]["arguments"].startswith("{")  # as it was sampled, cut and all
 
 
-async def test_the_record_is_there_before_the_agent_knows_of_the_end(started: Started) -> None:
+async def test_the_record_is_written_before_the_agent_sees_the_end(started: Started) -> None:
     async with FakeEngine(replays(STREAM, size=200)) as engine, started(engine.url) as bench:
         async with bench.client.stream("POST", "/messages", json={**GIVEN, "stream": True}) as answer:
             lines = b""
@@ -196,7 +196,7 @@ async def test_the_clients_own_retry_answers_and_is_linked(started: Started) -> 
     assert [call.metadata["retry_of"] for call in calls] == [None, 0, 1]
 
 
-async def test_an_error_in_mid_stream_is_an_event_and_recorded(started: Started) -> None:
+async def test_an_error_mid_stream_is_an_event_and_recorded(started: Started) -> None:
     _, recorded = transcript(STREAM)
     half = recorded[: recorded.index(b"data: ", len(recorded) // 2)]
     answer = streams(half + vllm_error("out of memory", 500))
@@ -237,7 +237,7 @@ async def test_a_stream_that_is_cut_ends_with_an_error_event(started: Started) -
     assert call.capture is not None and len(call.capture.completions[0].token_ids or ()) > 2
 
 
-async def test_a_stream_that_ends_without_a_finish_is_no_answer(started: Started) -> None:
+async def test_a_stream_that_ends_without_a_finish_is_not_an_answer(started: Started) -> None:
     _, recorded = transcript(STREAM)
     half = recorded[: recorded.index(b"data: ", len(recorded) // 2)]
     async with FakeEngine(streams(half + b"data: [DONE]\n\n")) as engine, started(engine.url) as bench:
@@ -247,7 +247,7 @@ async def test_a_stream_that_ends_without_a_finish_is_no_answer(started: Started
         assert bench.call().outcome == "truncated"
 
 
-async def test_an_answer_that_is_no_chat(started: Started) -> None:
+async def test_an_answer_that_is_not_a_chat(started: Started) -> None:
     for body in (b"<html>", {"choices": []}, [1]):
         async with FakeEngine(answers(200, body)) as engine, started(engine.url) as bench, client(bench) as api:
             for stream in (False, True):
@@ -274,7 +274,7 @@ async def test_an_agent_that_leaves_is_recorded_with_what_it_saw(started: Starte
     assert TEXT.startswith(call.response_body["content"][0]["text"])
 
 
-async def test_pings_hold_the_line_while_the_engine_is_called_unstreamed(started: Started) -> None:
+async def test_pings_keep_the_connection_open_while_the_engine_is_called_unstreamed(started: Started) -> None:
     async def slow(seen: Seen) -> AsyncIterator[bytes]:
         await asyncio.sleep(0.3)
         yield whole(200, transcript(PLAIN)[1])
@@ -351,7 +351,7 @@ async def test_what_cannot_be_kept_is_named_and_recorded(started: Started) -> No
     assert {why.reason for call in calls for why in call.capture.unavailable.values()} == {"request_failed"}  # type: ignore[union-attr]
 
 
-async def test_what_changes_nothing_is_left_out_and_said(started: Started) -> None:
+async def test_what_changes_nothing_is_left_out_and_reported(started: Started) -> None:
     more = {
         "metadata": {"user_id": "u"},
         "service_tier": "auto",

@@ -50,7 +50,7 @@ def test_every_recorded_request_becomes_chat() -> None:
         assert "metadata" in made.dropped
 
 
-def test_claude_codes_second_call_goes_on_from_its_first() -> None:
+def test_claude_codes_second_call_continues_from_its_first() -> None:
     for first, second in (("claude/004", "claude/005"), ("claude-lean/003", "claude-lean/004")):
         before, after = chat_of(recorded(first)), chat_of(recorded(second))
         assert after["messages"][: len(before["messages"])] == before["messages"]
@@ -63,7 +63,7 @@ def test_claude_codes_second_call_goes_on_from_its_first() -> None:
         assert result == {"role": "tool", "tool_call_id": "toolu_mock1", "content": "(Bash completed with no output)"}
 
 
-def test_claude_codes_title_call_is_told_from_its_work() -> None:
+def test_claude_codes_title_call_is_distinguished_from_its_work() -> None:
     title, work = chat_of(recorded("claude/003")), chat_of(recorded("claude/004"))
     assert title["response_format"]["json_schema"]["schema"]["required"] == ["title"] and "tools" not in title
     assert (purpose(title, {}), purpose(work, {})) == ("title", "agent")
@@ -295,7 +295,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path, *(place for name, item in inner for place in places(item, (*path, name)))]
 
 
-def test_a_strange_value_anywhere_is_a_chat_request_or_a_refusal() -> None:
+def test_an_unexpected_value_anywhere_is_a_chat_request_or_a_refusal() -> None:
     translated = refused = 0
     for path in places(FULL)[1:]:
         for odd in ODD:
@@ -328,7 +328,7 @@ CHUNK: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_a_strange_value_anywhere_in_an_answer_is_survived() -> None:
+def test_an_unexpected_value_anywhere_in_an_answer_breaks_nothing() -> None:
     made = MESSAGES.translate(FULL, {})
     for path in places(CHUNK)[1:]:
         for odd in ODD:

@@ -144,7 +144,7 @@ async def test_an_answer_that_breaks_off_raises(started: Started) -> None:
     assert call.response_body["candidates"][0]["content"]["parts"][0]["text"] == "The two most"
 
 
-async def test_what_is_not_served_is_said(started: Started) -> None:
+async def test_what_is_not_served_is_reported(started: Started) -> None:
     async with FakeEngine(replays("vllm/chat-plain-length-nostream")) as fake, started(fake.url) as bench:
         root = bench.proxy.base_url.removesuffix("/v1")
         for path in ("/v1beta/models/m:countTokens", "/v1beta/models/m:embedContent"):

@@ -199,7 +199,7 @@ def test_a_stream() -> None:
     ("finish", "arguments", "reason"),
     [("length", '{"a', "MAX_TOKENS"), ("tool_calls", '{"a', "MALFORMED_FUNCTION_CALL"), ("stop", "", "STOP")],
 )
-def test_arguments_that_are_no_object_are_no_call(finish: str, arguments: str, reason: str) -> None:
+def test_arguments_that_are_not_an_object_are_not_a_call(finish: str, arguments: str, reason: str) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "run", "arguments": arguments}}
     chat = {"choices": [{"index": 0, "message": {"tool_calls": [call]}, "finish_reason": finish}]}
     candidate = replying().body(chat)["candidates"][0]
@@ -275,7 +275,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @examples(80)
 @given(st.data())
-def test_a_strange_value_anywhere_is_a_chat_request_or_a_refusal(data: st.DataObject) -> None:
+def test_an_unexpected_value_anywhere_is_a_chat_request_or_a_refusal(data: st.DataObject) -> None:
     body = copy.deepcopy(data.draw(st.sampled_from(BODIES)))
     *way, last = data.draw(st.sampled_from(places(body)))
     place = body

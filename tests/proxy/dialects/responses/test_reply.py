@@ -142,7 +142,7 @@ def test_reasoning_is_an_item_of_its_own_and_comes_back(name: str, summary: bool
         ]
 
 
-def test_reasoning_that_goes_on_after_text_is_another_item() -> None:
+def test_reasoning_that_continues_after_text_is_another_item() -> None:
     data = streamed(replying(), chunks({"reasoning": "a"}, {"content": "b"}, {"reasoning": "c"}, {"content": "d"}))
     output = put_together(data).to_dict()["output"]
     assert [item["type"] for item in output] == ["reasoning", "message", "reasoning", "message"]
@@ -240,7 +240,7 @@ def test_an_engine_that_aborts_fails_the_response() -> None:
     assert (last["type"], last["response"]["error"]["code"]) == ("response.failed", "server_error")
 
 
-def test_a_failure_in_mid_stream_raises_in_the_client_and_is_a_failed_response() -> None:
+def test_a_failure_mid_stream_raises_in_the_client_and_is_a_failed_response() -> None:
     reply = replying()
     answer_chunks = chunks({"content": "a"}, finish=None)
     data = b"".join(reply.feed(chunk) for chunk in answer_chunks) + reply.error_event(502, "the engine broke off")
@@ -294,7 +294,7 @@ ODD: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_whatever_an_engine_streams_is_a_response_that_the_client_takes(name: str) -> None:
+def test_any_engine_stream_is_a_response_that_the_client_accepts(name: str) -> None:
     data = streamed(replying(tools=[RUN]), chunks(*ODD[name], finish="tool_calls"))
     assert events(data)[-1]["type"] == "response.completed"
     if name != "lone surrogates":  # which no client's JSON reader takes
@@ -303,7 +303,7 @@ def test_whatever_an_engine_streams_is_a_response_that_the_client_takes(name: st
     assert len({item["call_id"] for item in calls}) == len(calls)
 
 
-def test_chunks_that_are_no_chunks_are_passed_over() -> None:
+def test_chunks_that_are_not_chunks_are_passed_over() -> None:
     reply = replying()
     for chunk in ({}, {"choices": None}, {"choices": [5]}, {"choices": [{"delta": 1}]}):
         reply.feed(chunk)
@@ -311,7 +311,7 @@ def test_chunks_that_are_no_chunks_are_passed_over() -> None:
 
 
 @pytest.mark.parametrize("asks", [False, True])
-def test_logprobs_are_told_where_they_are_asked_for(asks: bool) -> None:
+def test_logprobs_are_sent_if_requested(asks: bool) -> None:
     entry = {
         "token": "a",
         "bytes": [97],

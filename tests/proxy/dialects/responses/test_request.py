@@ -103,7 +103,7 @@ def test_two_answers_are_two_messages() -> None:
     assert [message["role"] for message in made] == ["user", "assistant", "assistant", "tool"]
 
 
-def test_text_that_an_answer_went_on_with_after_its_calls_is_joined_again() -> None:
+def test_text_that_an_answer_continued_with_after_its_calls_is_joined_again() -> None:
     made = messages(
         USER,
         assistant("before", id=f"msg_{ANSWER}_0"),
@@ -120,7 +120,7 @@ def test_two_texts_of_the_assistant_without_ids_stay_two() -> None:
 
 
 @pytest.mark.parametrize("arguments", ['{"a": 1}', '{"a":1}', "{bad", "[1]", " {} "])
-def test_arguments_go_on_letter_by_letter_whatever_they_are(arguments: str) -> None:
+def test_arguments_are_forwarded_unchanged(arguments: str) -> None:
     assert messages(USER, call("c1", arguments=arguments), output("c1"))[1]["tool_calls"] == [
         function_call("c1", arguments=arguments)
     ]
@@ -181,7 +181,7 @@ def test_reasoning_comes_back_into_the_turn(fields: dict[str, Any], text: str) -
     assert (turn["reasoning"], turn["reasoning_content"], turn["content"]) == (text, text, "so")
 
 
-def test_reasoning_without_anything_in_it_is_no_turn() -> None:
+def test_reasoning_without_anything_in_it_is_not_a_turn() -> None:
     assert messages(USER, REASONING, USER) == [SAID_HI, SAID_HI]
 
 
@@ -218,7 +218,7 @@ def test_function_tools_are_chat_functions() -> None:
     assert (chat["tool_choice"], chat["parallel_tool_calls"]) == ("auto", False)
 
 
-def test_a_custom_tool_is_a_function_of_one_text_and_its_grammar_is_told() -> None:
+def test_a_custom_tool_is_a_function_of_one_text_and_its_grammar_is_described() -> None:
     made = translated(tools=[{**PATCH, "format": LARK}, {**PATCH, "name": "b", "format": {"type": "text"}}])
     first, second = (tool["function"] for tool in made.chat["tools"])
     assert first["description"].startswith("Edits files.") and "lark" in first["description"]
@@ -236,13 +236,13 @@ def test_a_namespace_is_its_functions() -> None:
     assert made.dropped == []
 
 
-def test_tools_that_openai_runs_are_left_out_and_told() -> None:
+def test_tools_that_openai_runs_are_left_out_and_reported() -> None:
     made = translated(tools=[FUNCTION, {"type": "web_search"}, {"type": "mcp", "server_label": "x"}])
     assert len(made.chat["tools"]) == 1
     assert made.dropped == ["tools[1] (web_search)", "tools[2] (mcp)"]
 
 
-def test_without_a_tool_left_nothing_is_said_of_tools() -> None:
+def test_without_tools_nothing_about_tools_is_sent() -> None:
     made = translated(tools=[{"type": "web_search"}], tool_choice="auto", parallel_tool_calls=True)
     assert set(made.chat) == {"model", "messages"}
 
@@ -303,7 +303,7 @@ def test_fields_that_are_kept(fields: dict[str, Any], chat: dict[str, Any]) -> N
         {"stream_options": {"include_obfuscation": False}}, {"prompt_cache_retention": "24h"}
     ],
 )  # fmt: skip
-def test_fields_that_change_nothing_are_left_out_and_told(fields: dict[str, Any]) -> None:
+def test_fields_that_change_nothing_are_left_out_and_reported(fields: dict[str, Any]) -> None:
     made = translated(**fields)
     assert set(made.chat) == {"model", "messages"}
     assert made.dropped == list(fields)
@@ -409,7 +409,7 @@ def test_a_tool_search_that_openai_runs_is_left_out_and_its_items_refused() -> N
     assert "input[1].type" in refused.value.message
 
 
-def test_what_else_is_to_be_included_is_left_out_and_told() -> None:
+def test_what_else_is_to_be_included_is_left_out_and_reported() -> None:
     made = translated(include=["reasoning.encrypted_content", "web_search_call.action.sources"])
     assert made.dropped == ["include[1]"]
 
@@ -468,7 +468,7 @@ def test_what_cannot_be_kept_is_refused_by_name(field: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["json_schema", "text", ["json_object"], 5, True])
-def test_a_format_that_is_no_object_is_refused(form: Any) -> None:
+def test_a_format_that_is_not_an_object_is_refused(form: Any) -> None:
     """Found by the fuzzer, as a fault of ours."""
     with pytest.raises(Refusal, match=r"`text\.format` must be an object"):
         translated(text={"format": form})

@@ -37,7 +37,7 @@ async def test_openais_client_on_the_embedded_engine(started: Started, engine: E
                 assert call.metadata["chat_request"]["messages"]
 
 
-async def test_arguments_that_are_no_json_are_the_requests_own_fault(started: Started, engine: EmbeddedEngine) -> None:
+async def test_arguments_that_are_not_json_are_the_requests_own_fault(started: Started, engine: EmbeddedEngine) -> None:
     """llama.cpp answers 500, at which OpenAI's client would call again; vLLM takes them for an empty object."""
     values: Any = [
         {"role": "user", "content": "x"},
@@ -53,7 +53,7 @@ async def test_arguments_that_are_no_json_are_the_requests_own_fault(started: St
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_record_holds_what_the_agent_said_and_saw(started: Started, stream: bool) -> None:
+async def test_the_record_contains_what_the_agent_said_and_saw(started: Started, stream: bool) -> None:
     name = "vllm/chat-plain-length-" + ("stream" if stream else "nostream")
     async with FakeEngine(replays(name)) as fake, started(fake.url) as bench, client(bench) as api:
         response: Any = None
@@ -159,7 +159,7 @@ async def test_a_request_that_is_refused_is_recorded(started: Started) -> None:
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b'"x"', b""])
-async def test_a_body_that_is_no_object_is_a_400(started: Started, body: bytes) -> None:
+async def test_a_body_that_is_not_an_object_is_a_400(started: Started, body: bytes) -> None:
     async with FakeEngine(replays("vllm/chat-plain-length-nostream")) as fake, started(fake.url) as bench:
         answer = await bench.client.post("/responses", content=body)
     assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"

@@ -58,7 +58,7 @@ PLACES = [places(body) for body in BODIES]
 
 @examples(120)
 @given(st.data())
-def test_a_strange_value_anywhere_is_a_chat_request_or_a_refusal(data: st.DataObject) -> None:
+def test_an_unexpected_value_anywhere_is_a_chat_request_or_a_refusal(data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(BODIES) - 1))
     body = copy.deepcopy(BODIES[at])
     *way, last = data.draw(st.sampled_from(PLACES[at]))
@@ -81,7 +81,7 @@ def test_a_strange_value_anywhere_is_a_chat_request_or_a_refusal(data: st.DataOb
 
 @examples(60)
 @given(st.lists(st.dictionaries(st.sampled_from(["role", "content", "reasoning", "tool_calls", "refusal"]), values)))
-def test_a_strange_delta_is_passed_over(deltas: list[dict[str, Any]]) -> None:
+def test_an_unexpected_delta_is_passed_over(deltas: list[dict[str, Any]]) -> None:
     reply = RESPONSES.reply(RESPONSES.translate({"model": "m", "input": "x"}, {}))
     for delta in deltas:
         reply.feed({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
