@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from proxy.errors import ProxyError, SessionError, SettingsError
     from proxy.sampling import read_sampling
     from proxy.server import OpenSession, Proxy, ProxyThread, serve
+    from proxy.sessions.policy import Policy
     from proxy.settings import SessionOptions, Settings, is_loopback, option_help
 
 #: Loaded when asked for: `bench --help` and `bench train` need no proxy.
@@ -16,11 +17,12 @@ _DEFINED_IN = {
     "proxy.errors": ("ProxyError", "SessionError", "SettingsError"),
     "proxy.sampling": ("read_sampling",),
     "proxy.server": ("OpenSession", "Proxy", "ProxyThread", "serve"),
+    "proxy.sessions.policy": ("Policy",),
     "proxy.settings": ("SessionOptions", "Settings", "is_loopback", "option_help"),
 }
 
 __all__ = [
-    "TOKEN_LOGPROBS", "TOP_LOGPROBS", "OpenSession", "Proxy", "ProxyError", "ProxyThread", "SessionError",
+    "TOKEN_LOGPROBS", "TOP_LOGPROBS", "OpenSession", "Policy", "Proxy", "ProxyError", "ProxyThread", "SessionError",
     "SessionOptions", "Settings", "SettingsError", "is_loopback", "option_help", "read_capture", "read_sampling",
     "read_top_logprobs", "serve",
 ]  # fmt: skip

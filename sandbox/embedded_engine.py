@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -246,6 +247,7 @@ def serve(arguments: argparse.Namespace) -> None:
         raise EngineError(f"llama.cpp could not serve {what}: {error}") from error
     print(json.dumps({"address": server.listening_address, "model": arguments.model}), flush=True)  # noqa: T201
     if arguments.until_stdin_closes:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal: the parent may let its calls end
         sys.stdin.buffer.read()
         os._exit(0)  # the parent is gone: no farewell to calls in flight
     with contextlib.suppress(KeyboardInterrupt):

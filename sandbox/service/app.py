@@ -15,9 +15,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from proxy import Policy, SettingsError
+from sandbox.embedded_engine import EmbeddedEngine
 from sandbox.service.group_request import RequestRefused, bad
 from sandbox.service.groups import STATES, RolloutGroup
 from sandbox.service.service import RolloutService
+from sandbox.service.weights import LONGEST_WAIT, WAIT, Weights
 
 #: A stream without lines sends an empty one after this many seconds, so that a dead connection is noticed.
 KEEP_ALIVE = 10.0
@@ -28,8 +31,11 @@ LARGEST_BODY = 1 << 20
 class ServiceApp:
     """Routes over one service; every route but /health needs the key."""
 
-    def __init__(self, service: RolloutService, key: str, keep_alive: float = KEEP_ALIVE) -> None:
+    def __init__(
+        self, service: RolloutService, key: str, engine: EmbeddedEngine | None = None, keep_alive: float = KEEP_ALIVE
+    ) -> None:
         self.service, self.key, self.keep_alive = service, key, keep_alive
+        self.weights = Weights(service, engine)
         self._registry = CollectorRegistry()
         for name, what, value in (
             ("bench_serve_running", "Rollouts that run.", lambda: service.status()["running"]),
@@ -52,6 +58,9 @@ class ServiceApp:
                 Route("/groups/{key}", self._guarded(self.join), methods=["GET"]),
                 Route("/groups/{key}", self._guarded(self.cancel), methods=["DELETE"]),
                 Route("/policy", self._guarded(self.policy), methods=["POST"]),
+                Route("/pause", self._guarded(self.pause), methods=["POST"]),
+                Route("/resume", self._guarded(self.resume), methods=["POST"]),
+                Route("/weights", self._guarded(self.load), methods=["POST"]),
             ]
         )
 
@@ -100,12 +109,25 @@ class ServiceApp:
         return JSONResponse(self.service.cancel(request.path_params["key"]).summary())
 
     async def policy(self, request: Request) -> Response:
+        policy = policy_of(await json_body(request))
+        await asyncio.to_thread(self.service.set_policy, policy)
+        return JSONResponse(policy.fields())
+
+    async def pause(self, request: Request) -> Response:
+        wait = wait_of(await json_body(request))
+        return JSONResponse({"in_flight": await asyncio.to_thread(self.weights.pause, wait)})
+
+    async def resume(self, request: Request) -> Response:
         body = await json_body(request)
-        version = body.get("version") if isinstance(body, dict) else None
-        if not isinstance(version, str | int) or isinstance(version, bool) or version == "":
-            raise bad('give the policy\'s version as a string: {"version": "step-120"}')
-        await asyncio.to_thread(self.service.set_policy, str(version))
-        return JSONResponse({"policy_version": str(version)})
+        await asyncio.to_thread(self.weights.resume, policy_of(body) if body != {} else None)
+        return JSONResponse({"paused": False})
+
+    async def load(self, request: Request) -> Response:
+        body = await json_body(request)
+        policy, wait = policy_of(body), wait_of(body)
+        path = body.get("path") if isinstance(body, dict) else None
+        await asyncio.to_thread(self.weights.load, path, policy, wait)
+        return JSONResponse(policy.fields())
 
     def _stream(self, group: RolloutGroup, start: int) -> Response:
         return StreamingResponse(self._lines(group, start), media_type="application/x-ndjson")
@@ -144,13 +166,30 @@ def problem(refused: RequestRefused) -> Response:
     return JSONResponse({"error": error}, status_code=refused.status, headers=headers)
 
 
+def policy_of(body: object) -> Policy:
+    """Raises `RequestRefused`."""
+    try:
+        return Policy.of(body if isinstance(body, dict) else {})
+    except SettingsError as error:
+        raise bad(str(error)) from error
+
+
+def wait_of(body: object) -> float:
+    """How many seconds calls in flight may take to end. Raises `RequestRefused`."""
+    wait = body.get("wait", WAIT) if isinstance(body, dict) else None
+    if not isinstance(wait, int | float) or isinstance(wait, bool) or not 0 <= wait <= LONGEST_WAIT:
+        raise bad(f"`wait` is a number of seconds from 0 to {LONGEST_WAIT:g}")
+    return wait
+
+
 async def json_body(request: Request) -> object:
+    """An empty object where there is no body."""
     data = b""
     async for piece in request.stream():
         data += piece
         if len(data) > LARGEST_BODY:
             raise RequestRefused(413, "too_large", "the request's body is larger than 1 MiB")
     try:
-        return orjson.loads(data)
+        return orjson.loads(data) if data else {}
     except orjson.JSONDecodeError as error:
         raise bad(f"the request is not JSON ({error})") from None

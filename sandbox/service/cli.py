@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import secrets
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from capture.engines.llamacpp import LlamaCpp
 from proxy import is_loopback, option_help
 from sandbox.agents import find_agent
 from sandbox.cli import (
@@ -23,20 +25,30 @@ from sandbox.cli import (
     read_env,
     session_options,
 )
+from sandbox.embedded_engine import EmbeddedEngine
 from sandbox.errors import JobError
 from sandbox.rollouts.job import default_job_name
-from sandbox.rollouts.model_endpoint import MODEL_FORMS, check_reachable, read_provider, without_tokens
+from sandbox.rollouts.model_endpoint import BASE_URL, MODEL_FORMS, check_reachable, read_provider, without_tokens
 from sandbox.rollouts.plan import RolloutPlan
 from sandbox.rollouts.progress import Progress
 from sandbox.service.server import ServerOptions, serve
 from sandbox.service.service import RolloutService, ServiceOptions
 from sandbox.tasks.task import find_tasks
 
+LLAMACPP = LlamaCpp.name
+#: Calls that the engine of `--gguf` runs at once, each with memory for its context; more wait in it.
+MOST_SLOTS = 8
+
 
 def serve_command(
+    context: typer.Context,
     tasks: Annotated[list[str], typer.Argument(help="Task folders, folders of tasks, or globs.")],
     agent: Annotated[str, typer.Option("--agent", "-a", help="mini, pi, claude, codex, ...: bench agents list")],
     model: Annotated[str | None, typer.Option("--model", "-m", help=f"{MODEL_FORMS}.")] = None,
+    gguf: Annotated[
+        Path | None,
+        typer.Option(help="Serve this file with the embedded engine, as -m llamacpp/NAME; POST /weights replaces it."),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback --key must be given.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8300,
     key: Annotated[
@@ -88,6 +100,10 @@ def serve_command(
         )
     env = read_env(agent_env or [])
     chosen = find_agent(agent)
+    engine: EmbeddedEngine | None = None
+    if gguf is not None:
+        engine = context.with_resource(own_engine(gguf, model, env, concurrency))
+        model, env[BASE_URL] = f"{LLAMACPP}/{engine.model}", engine.base_url
     provider = read_provider(model, env) if chosen.needs_model else None
     plan = RolloutPlan(
         job=job or default_job_name(),
@@ -128,6 +144,17 @@ def serve_command(
         progress.status(f"rollouts of {what} with {chosen.name} on {url}{with_key} -> {service.job.dir.path}")
 
     options = ServerOptions(secret, host, port, jobs_dir, resume, grace)
-    raise typer.Exit(
-        serve(plan, found, ServiceOptions(concurrency, queue, retries), options, progress, on_start=on_start)
-    )
+    limits = ServiceOptions(concurrency, queue, retries)
+    raise typer.Exit(serve(plan, found, limits, options, progress, engine=engine, on_start=on_start))
+
+
+def own_engine(gguf: Path, model: str | None, env: Mapping[str, str], calls: int) -> EmbeddedEngine:
+    """The engine of `--gguf`, for so many calls at once. Raises `JobError` where the options do not fit it."""
+    prefix, _, name = (model or f"{LLAMACPP}/policy").partition("/")
+    if prefix != LLAMACPP or not name:
+        raise JobError(f"-m {model}: with --gguf the engine is llama.cpp; give -m {LLAMACPP}/NAME, or leave -m out")
+    if BASE_URL in env:
+        raise JobError(f"--gguf starts an engine; leave out --agent-env {BASE_URL}, or --gguf")
+    if not gguf.is_file():
+        raise JobError(f"--gguf {gguf}: there is no such file; give a GGUF file")
+    return EmbeddedEngine(gguf.absolute(), model=name, slots=min(calls, MOST_SLOTS))

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
+from starlette.applications import Starlette
 
 from capture.journal.layout import JobDir
 from sandbox.containers.pool import DockerPool, PoolFactory
+from sandbox.embedded_engine import EmbeddedEngine
 from sandbox.errors import JobError
 from sandbox.rollouts.job import check_tasks, job_proxy
 from sandbox.rollouts.job_folder import evaluation_json, open_job
@@ -41,10 +43,13 @@ class ServerOptions:
 
 def serve(
     plan: RolloutPlan, tasks: Sequence[Task], service_options: ServiceOptions, options: ServerOptions,
-    progress: Progress, *, make_pool: PoolFactory = DockerPool,
+    progress: Progress, *, make_pool: PoolFactory = DockerPool, engine: EmbeddedEngine | None = None,
     on_start: Callable[[str, RolloutService], None] = lambda _url, _service: None,
 ) -> int:  # fmt: skip
-    """Serves until SIGTERM or Ctrl-C; the exit code. `on_start` gets the address. Raises `JobError`, `TaskError`."""
+    """Serves until SIGTERM or Ctrl-C; the exit code. `on_start` gets the address. Raises `JobError`, `TaskError`.
+
+    `engine` is one that runs for this service alone, which may replace its weights.
+    """
     check_tasks(plan, tasks)
     listener = listen(options.host, options.port)
     with contextlib.ExitStack() as stack:
@@ -57,7 +62,8 @@ def serve(
         proxy = stack.enter_context(job_proxy(plan, pool, progress.status))
         service = RolloutService(plan, tasks, service_options, job, Ledger(folder), pool, proxy, progress)
         try:
-            exit_code = asyncio.run(_run(service, options, listener, progress, on_start))
+            app = ServiceApp(service, options.key, engine).app()
+            exit_code = asyncio.run(_run(service, app, options, listener, progress, on_start))
         finally:
             left = service.close()
         job.finish(plan, stopped=bool(left))
@@ -77,7 +83,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 async def _run(
-    service: RolloutService, options: ServerOptions, listener: socket.socket, progress: Progress,
+    service: RolloutService, app: Starlette, options: ServerOptions, listener: socket.socket, progress: Progress,
     on_start: Callable[[str, RolloutService], None],
 ) -> int:  # fmt: skip
     loop = asyncio.get_running_loop()
@@ -99,7 +105,7 @@ async def _run(
         progress.status(f"{continued} groups of an earlier run continue")
     server = Server(
         uvicorn.Config(
-            ServiceApp(service, options.key).app(), http="httptools", ws="none", lifespan="off", log_config=None,
+            app, http="httptools", ws="none", lifespan="off", log_config=None,
             access_log=False, proxy_headers=False, server_header=False, timeout_graceful_shutdown=2,
         )
     )  # fmt: skip

@@ -6,7 +6,6 @@ rollouts' own files.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from capture.errors import CaptureError, JournalError
-from proxy import ProxyError, ProxyThread
+from proxy import Policy, ProxyThread
 from sandbox.containers.pool import ContainerPool
 from sandbox.errors import SandboxError
 from sandbox.rollouts.attempts import run_attempts
@@ -115,15 +114,12 @@ class RolloutService:
             self._stop(group)
         return group
 
-    def set_policy(self, version: str) -> None:
-        """Stamps the calls from now on of rollouts that run and of later ones."""
+    def set_policy(self, policy: Policy) -> None:
+        """The policy of the calls from now on, of rollouts that run and of later ones."""
         with self._lock:
-            self.policy_version, self._policy_changed_at = version, time.monotonic()
-            sessions = [session for group in self.groups.values() for session in group.running.values() if session]
-        for session in sessions:
-            with contextlib.suppress(ProxyError):  # it has just been closed
-                if self.proxy is not None:
-                    self.proxy.set_policy_version(session, version)
+            self.policy_version, self._policy_changed_at = policy.version, time.monotonic()
+        if self.proxy is not None:
+            self.proxy.set_policy(*policy)
 
     def line(self, group: RolloutGroup, number: int) -> bytes | None:
         """A line of the group's stream, of those before its verdict. Reads files."""
