@@ -6,6 +6,7 @@ several sequences, which its agent has none of, come from a service that gives r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,9 +91,13 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[
 
 
 def ask(trainer: str, url: str, *words: str | Path) -> dict[str, Any]:
-    """What the trainer's step prints; it imports this checkout."""
-    variables = {"BENCHFLOW_SERVE_KEY": KEY, "PYTHONPATH": str(ROOT)}
-    return step(trainer, f"online_{trainer}_steps.py", url, *words, **variables)
+    """What the trainer's step prints. It imports this checkout, and uses what the document shows of its trainer."""
+    document = (ROOT / "docs/online-trainers.md").read_text(encoding="utf-8")
+    [shown] = re.findall(rf"```(?:yaml|python)\n([^`]*train\.online\.{trainer}[^`]*)```", document)
+    variables = {
+        "BENCHFLOW_SERVE_URL": url, "BENCHFLOW_SERVE_KEY": KEY, "PYTHONPATH": str(ROOT), "SHOWN": shown,
+    }  # fmt: skip
+    return step(trainer, f"online_{trainer}_steps.py", *words, **variables)
 
 
 def records_by_group(job: Path) -> dict[str, list[Any]]:

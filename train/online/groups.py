@@ -23,6 +23,7 @@ from train.online.client import RolloutService
 from train.online.rows import Row, rows_of
 from train.online.task_choice import TaskChoice
 from train.stream.records import RolloutRecord
+from train.tokens.ratio import ratio_ready
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class GroupRequest:
     """What is asked of the service, as `RolloutService.group` takes it.
 
     Without a `task` it is the one whose name or prompt is the text of `prompt`, and else the one that `seed` picks.
+    `ratios` says that the trainer builds ratios on the logprobs, with its logits divided by that temperature.
     """
 
     key: str
@@ -54,6 +56,7 @@ class GroupRequest:
     deadline: float | None = None
     purpose: Literal["train", "eval"] = "train"
     max_output_tokens: int | None = None
+    ratios: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,7 @@ def read_group(service: RolloutService, request: GroupRequest) -> FinishedGroup:
     """Asks for the group and waits for its verdict. Raises what the client raises."""
     started = time.monotonic()
     asked = asdict(request)
-    prompt = asked.pop("prompt")
+    prompt, temperature = asked.pop("prompt"), asked.pop("ratios")
     if request.task is None and prompt:
         asked["task"] = _tasks(service).find(prompt)
     if asked["task"] is not None:
@@ -130,9 +133,21 @@ def read_group(service: RolloutService, request: GroupRequest) -> FinishedGroup:
     nothing: tuple[RolloutRecord | None, float] = (None, time.monotonic() - started)
     members = [found.get(name, nothing) for name in verdict["rollouts"]]
     members += [nothing] * (request.size - len(members))
-    state = verdict["state"]
-    reason = None if state == "complete" else (verdict["detail"] or verdict["reason"] or f"the group was {state}")
-    return FinishedGroup(request.key, [record for record, _ in members], [seconds for _, seconds in members], reason)
+    records = [record for record, _ in members]
+    reason = None
+    if verdict["state"] != "complete":
+        reason = verdict["detail"] or verdict["reason"] or f"the group was {verdict['state']}"
+    elif temperature is not None:
+        reason = _no_ratios(records, temperature)
+    return FinishedGroup(request.key, records, [seconds for _, seconds in members], reason)
+
+
+def _no_ratios(records: Sequence[RolloutRecord | None], temperature: float) -> str | None:
+    """Why the logprobs of a group are not those that the trainer's ratios need; None where they are."""
+    for record in records:
+        if record is not None and (why := ratio_ready(record, temperature)) is not None:
+            return f"no ratio can be built on the logprobs of {record['rollout']}: {why}"
+    return None
 
 
 @lru_cache(maxsize=8)

@@ -13,7 +13,7 @@ import itertools
 import logging
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from train.extras import optional
 from train.online.groups import RUN, FinishedGroup, GroupRequest, connect, wait_groups
@@ -82,6 +82,9 @@ class Generator:
         extras = batch.get("env_extras")
         task = (extras[places[0]] or {}).get("task") if extras else None
         sampling = batch.get("sampling_params") or {}
+        purpose: Literal["train", "eval"] = (
+            "eval" if metadata is not None and metadata.training_phase == "eval" else "train"
+        )
         number = int(name) if name.isdecimal() else zlib.crc32(name.encode())
         return GroupRequest(
             key=f"skyrl-{RUN}-{call}-{places[0]}",
@@ -92,7 +95,8 @@ class Generator:
             sampling={key: sampling[key] for key in _SAMPLING if sampling.get(key) is not None},
             policy_version=None if metadata is None else str(metadata.global_step),
             deadline=self._deadline,
-            purpose="eval" if metadata is not None and metadata.training_phase == "eval" else "train",
+            purpose=purpose,
+            ratios=sampling.get("temperature") if purpose == "train" and sampling.get("logprobs") is not None else None,
             max_output_tokens=sampling.get("max_tokens"),
         )
 

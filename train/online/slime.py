@@ -118,6 +118,7 @@ def _request(key: str, size: int, sample: Any, sampling_params: Mapping[str, Any
         sampling={name: sampling_params[name] for name in _SAMPLING if sampling_params.get(name) is not None},
         deadline=_deadline(),
         purpose="eval" if evaluation else "train",
+        ratios=None if evaluation else sampling_params.get("temperature", 1.0),
         max_output_tokens=sampling_params.get("max_new_tokens"),
     )
 

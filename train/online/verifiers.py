@@ -108,6 +108,7 @@ class ServiceEnv(vf.SingleAgentEnv):  # type: ignore[misc]
 def _request(key: str, task: str, ctx: Any, deadline: float | None) -> GroupRequest:
     sampling: Mapping[str, Any] = ctx.sampling.model_dump(exclude_none=True)
     # prime-rl sends the policy that is current when it dispatches a rollout, to keep prefix caches apart.
+    training = ctx.client.type == "train"
     version = str(sampling.get("cache_salt") or "")
     return GroupRequest(
         key=key,
@@ -116,7 +117,8 @@ def _request(key: str, task: str, ctx: Any, deadline: float | None) -> GroupRequ
         sampling={name: sampling[name] for name in _SAMPLING if name in sampling},
         policy_version=version if version.isdecimal() else None,
         deadline=deadline,
-        purpose="train" if ctx.client.type == "train" else "eval",
+        purpose="train" if training else "eval",
+        ratios=sampling.get("temperature", 1.0) if training else None,
         max_output_tokens=sampling.get("max_tokens"),
     )
 

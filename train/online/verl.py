@@ -15,7 +15,7 @@ import logging
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from train.extras import optional
 from train.online.groups import RUN, GroupMembers, GroupRequest, GroupWithheld, connect
@@ -140,6 +140,7 @@ class ServiceLoop:
         extra = extra if isinstance(extra, Mapping) else {}
         task = row.get("task") or extra.get("task")
         seed = row.get("index", extra.get("index", 0))
+        purpose: Literal["train", "eval"] = "eval" if str(extra.get("split")) in _EVALUATION else "train"
         # Only there the step of the row is the policy that samples it.
         synchronous = "session_id" in row and self.config.trainer.v1.trainer_mode == "sync"
         return GroupRequest(
@@ -151,7 +152,10 @@ class ServiceLoop:
             sampling={name: sampling_params[name] for name in _SAMPLING if sampling_params.get(name) is not None},
             policy_version=str(row["global_steps"]) if synchronous else None,
             deadline=self._deadline,
-            purpose="eval" if str(extra.get("split")) in _EVALUATION else "train",
+            purpose=purpose,
+            ratios=sampling_params.get("temperature")
+            if purpose == "train" and sampling_params.get("logprobs")
+            else None,
             max_output_tokens=self._max_output_tokens,
         )
 

@@ -1,4 +1,4 @@
-"""A group through SkyRL's own trainer methods: online_skyrl_steps.py URL WEIGHTS TASK step|whole. Prints JSON.
+"""A group through SkyRL's own trainer methods: online_skyrl_steps.py WEIGHTS TASK step|whole. Prints JSON.
 
 No GPU and no Ray: the trainer object has a configuration of SkyRL's own and neither model nor engine; generating,
 validating, padding and advantages are its own methods. On Python 3.11 SkyRL fails in pydantic, which wants
@@ -7,6 +7,7 @@ validating, padding and advantages are its own methods. On Python 3.11 SkyRL fai
 
 import asyncio
 import json
+import os
 import sys
 import typing
 
@@ -24,9 +25,7 @@ from skyrl.train.generators.utils import prepare_generator_input
 from skyrl.train.trainer import RayPPOTrainer
 from transformers import AutoTokenizer
 
-from train.online.skyrl import ServiceGenerator
-
-URL, WEIGHTS, TASK, MODE = sys.argv[1:5]
+WEIGHTS, TASK, MODE = sys.argv[1:4]
 N = 4
 
 cfg = SkyRLTrainConfig()
@@ -37,7 +36,10 @@ trainer = RayPPOTrainer.__new__(RayPPOTrainer)
 trainer.cfg, trainer.all_metrics, trainer.global_step = cfg, {}, 3
 trainer.tokenizer = AutoTokenizer.from_pretrained(WEIGHTS)
 trainer.dispatch = SimpleNamespace(get_lcm_dp_size=lambda: 1)
-trainer.generator = ServiceGenerator(URL, step_wise=cfg.generator.step_wise_trajectories, deadline=300)
+shown: dict[str, typing.Any] = {}
+exec(os.environ["SHOWN"], shown)
+experiment = shown["Experiment"].__new__(shown["Experiment"])
+trainer.generator = experiment.get_generator(cfg, trainer.tokenizer, None)
 
 prompt = {
     "prompt": [{"role": "user", "content": "Do the task."}],

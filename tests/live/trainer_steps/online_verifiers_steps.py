@@ -1,4 +1,4 @@
-"""A group of rollouts through verifiers' own environment server: online_verifiers_steps.py URL TASK N. Prints JSON.
+"""A group of rollouts through verifiers' own environment server: online_verifiers_steps.py TASK N. Prints JSON.
 
 The client is the one that prime-rl has: it loads the taskset, dispatches each task N times over ZMQ, and validates the
 episodes that come back as deltas.
@@ -6,6 +6,7 @@ episodes that come back as deltas.
 
 import asyncio
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -14,13 +15,11 @@ import verifiers.v1 as vf
 from verifiers.v1.serve.client import EnvClient
 from verifiers.v1.serve.server import EnvServer
 
-URL, TASK, N = sys.argv[1], sys.argv[2], int(sys.argv[3])
+TASK, N = sys.argv[1], int(sys.argv[2])
 folder = Path(tempfile.mkdtemp())
-(folder / "benchflow_rollouts.py").write_text(
-    'from train.online.verifiers import ServiceEnv, ServiceTaskset\n__all__ = ["ServiceEnv", "ServiceTaskset"]\n'
-)
+(folder / "benchflow_rollouts.py").write_text(os.environ["SHOWN"])
 sys.path.insert(0, str(folder))
-config = vf.resolve_env_config({"taskset": {"id": "benchflow-rollouts", "url": URL, "deadline": 300}})
+config = vf.resolve_env_config({"taskset": {"id": "benchflow-rollouts", "deadline": 300}})
 tasks = list(vf.load_taskset(config.taskset))
 [task] = [task for task in tasks if task.key == TASK]
 

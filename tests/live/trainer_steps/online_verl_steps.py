@@ -1,4 +1,4 @@
-"""A group of rollouts through verl's own agent loop workers: online_verl_steps.py URL WEIGHTS TASK. Prints JSON.
+"""A group of rollouts through verl's own agent loop workers: online_verl_steps.py WEIGHTS TASK. Prints JSON.
 
 verl's `AgentLoopWorker` runs in this process, with verl's own configuration, and pads what the loop returns. The worker
 of `verl.trainer.ppo.v1` runs as well; two functions stand in for its TransferQueue servers and keep what is put there.
@@ -22,11 +22,11 @@ from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl.utils import tensordict_utils
 
-URL, WEIGHTS, TASK = sys.argv[1:4]
-N, PROMPT, RESPONSE = 4, int(os.environ.get("PROMPT_LENGTH", "1024")), 1024
+WEIGHTS, TASK = sys.argv[1:3]
+N, PROMPT, RESPONSE = 4, 1024, 1024
 
 loops = Path(tempfile.mkdtemp(), "loops.yaml")
-loops.write_text(f"- name: benchflow\n  _target_: train.online.verl.ServiceAgentLoop\n  url: {URL}\n  deadline: 300\n")
+loops.write_text(os.environ["SHOWN"])
 overrides = {
     "actor_rollout_ref.model.path": WEIGHTS,
     "actor_rollout_ref.rollout.name": "vllm",

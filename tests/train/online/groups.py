@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from train.rollouts.rollouts import find_rollouts
 from train.stream.records import Encode, record
 from train.tokens.rollout_tokens import read_log
 
+PLAIN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
 #: Two conversations in turn: an agent of two sequences.
 TWO_THREADS = [
     call
@@ -24,8 +26,20 @@ TWO_THREADS = [
 
 
 def records_of(folder: Path, rollouts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A record of each rollout (see `make_rollout`), with its chat, in the order given."""
-    job = make_job(folder, [{"name": f"write-number__{number:08x}", **spec} for number, spec in enumerate(rollouts)])
+    """A record of each rollout (see `make_rollout`), with its chat, in the order given.
+
+    A call that has the golden line's sampling is sent plain sampling instead, with what the key `sampling` adds.
+    """
+    golden = conversation(1)[0]["metadata"]["sampling"]
+    specs = [
+        {"name": f"write-number__{number:08x}", "calls": conversation(), **spec} for number, spec in enumerate(rollouts)
+    ]
+    for spec in specs:
+        spec["calls"] = copy.deepcopy(spec["calls"])
+        for call in spec["calls"] or ():
+            if call["metadata"].get("sampling") == golden:
+                call["metadata"]["sampling"]["sent"] = PLAIN | spec.get("sampling", {})
+    job = make_job(folder, specs)
     found = sorted(find_rollouts(job), key=lambda rollout: rollout.name)
     return [
         record(rollout, read_log(rollout, chat=True), group_key(rollout, DEFAULT_BY), Encode(text=False))

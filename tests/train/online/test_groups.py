@@ -103,6 +103,17 @@ async def test_the_first_group_that_fails_cancels_the_others() -> None:
     assert service.cancelled == ["a"]
 
 
+def test_logprobs_that_are_not_the_trainers_withhold_the_group(tmp_path: Path) -> None:
+    """vLLM's logprobs are by default those at temperature 1, whatever was sampled with."""
+    records = records_of(tmp_path / "job", [{"sampling": {"temperature": 0.7}}, {"sampling": {"temperature": 0.7}}])
+    group = read_group(Service(records), GroupRequest("k", 2, seed=0, ratios=0.7))  # type: ignore[arg-type]
+    assert group.reason is not None and group.rows(0) == group.rows(1) == []
+    assert "no ratio can be built on the logprobs of write-number__00000000: call 0: " in group.reason
+    assert read_group(Service(records), GroupRequest("k", 2, seed=0)).complete  # type: ignore[arg-type]
+    plain = records_of(tmp_path / "plain", [{}])
+    assert read_group(Service(plain), GroupRequest("k", 1, seed=0, ratios=1.0)).complete  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("given", "task", "seed"),
     [

@@ -32,7 +32,7 @@ def batch(*ids: tuple[str, int], phase: str = "train", extras: Any = None) -> di
         "prompts": [[] for _ in ids],
         "env_classes": ["" for _ in ids],
         "env_extras": extras,
-        "sampling_params": {"temperature": 0.7, "top_k": -1, "max_tokens": 99, "logprobs": 1, "stop": None},
+        "sampling_params": {"temperature": 1.0, "top_k": -1, "max_tokens": 99, "logprobs": 1, "stop": None},
         "trajectory_ids": [SimpleNamespace(instance_id=name, repetition_id=number) for name, number in ids],
         "batch_metadata": SimpleNamespace(global_step=12, training_phase=phase),
     }
@@ -51,7 +51,7 @@ async def test_a_group_per_instance_in_the_order_of_the_input(tmp_path: Path, mo
     assert output["stop_reasons"] == ["stop"] * 4 and output["is_last_step"] is output["trajectory_ids"] is None
     assert sorted((asked["seed"], asked["size"]) for asked in service.asked) == [(4, 2), (9, 2)]
     asked = service.asked[0]
-    assert asked["sampling"] == {"temperature": 0.7, "top_k": -1}
+    assert asked["sampling"] == {"temperature": 1.0, "top_k": -1}
     assert (asked["policy_version"], asked["purpose"], asked["max_output_tokens"]) == ("12", "train", 99)
 
 

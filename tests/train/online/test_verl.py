@@ -18,7 +18,7 @@ from train.online.groups import GroupWithheld
 from train.online.rows import rows_of
 from train.online.verl import ServiceLoop, fit, steps
 
-SAMPLING = {"temperature": 0.8, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
 
 
 class Base:
@@ -66,7 +66,7 @@ async def test_a_group_of_four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert output.num_turns == 4 and output.extra_fields["left_out"] is None
     [asked] = service.asked
     assert (asked["size"], asked["seed"], asked["task"], asked["purpose"]) == (4, 5, None, "train")
-    assert asked["sampling"] == {"temperature": 0.8, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0}
+    assert asked["sampling"] == {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0}
     assert asked["policy_version"] is None
 
 
@@ -111,6 +111,18 @@ async def test_a_withheld_group_is_masked_or_raised(tmp_path: Path, monkeypatch:
         assert output.extra_fields["left_out"] == "rollout 1 has no reward"
     with pytest.raises(GroupWithheld, match="is left out: rollout 1 has no reward"):
         await run(loops(service, 2, monkeypatch), v1=True)
+
+
+async def test_logprobs_of_another_temperature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are refused where verl asks for logprobs, and no matter where it does not, nor in an evaluation."""
+    service = Service(records_of(tmp_path / "job", [{"sampling": {"temperature": 0.7}}]))
+    sampling = SAMPLING | {"temperature": 0.7}
+    [output] = await run(loops(service, 1, monkeypatch), sampling)
+    assert not any(output.response_mask) and "no ratio can be built" in output.extra_fields["left_out"]
+    [output] = await run(loops(service, 1, monkeypatch), sampling | {"logprobs": False})
+    assert any(output.response_mask) and output.response_logprobs is None
+    [output] = await run(loops(service, 1, monkeypatch), sampling, extra_info={"split": "test"})
+    assert any(output.response_mask)
 
 
 async def test_logprobs_only_where_verl_asks_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
