@@ -134,9 +134,11 @@ def to_folder(gguf: str | Path, out: str | Path) -> Path:
     loaded = models.AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     if hasattr(loaded.config, "quantization_config"):
         del loaded.config.quantization_config
-    plain = type(loaded)(loaded.config)  # what was loaded refuses to be saved: it counts as quantized
-    plain.load_state_dict(loaded.state_dict())
-    plain.to(torch.float32).save_pretrained(out)
+    with torch.device("meta"):
+        plain = type(loaded)(loaded.config)  # what was loaded refuses to be saved: it counts as quantized
+    plain.load_state_dict(loaded.state_dict(), assign=True)
+    plain.tie_weights()
+    plain.save_pretrained(out)
     models.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(out)
     return out
 
