@@ -39,7 +39,9 @@ class EmbeddedEngine:
     `n_ctx` is the whole context in tokens, split evenly among `slots` (calls that run at once; `n` choices of one call
     need `n` slots): 4096 tokens per slot by default. `threads` defaults to one less than the cores: llama.cpp
     waits busily, and with no core left for others it falls from 80 tokens per second to 1.
-    `port=0` takes a free port. The template renders tools, which the model's own does not.
+    With `exact`, attention and its cache are in f32: logprobs of f32 weights are then within 1e-3 of a float32
+    trainer's, otherwise within 2e-2. `port=0` takes a free port.
+    The template renders tools, which the model's own does not.
     Raises `EngineError` when the extra is not installed or the engine does not answer within `ready_timeout` seconds.
     """
 
@@ -54,6 +56,7 @@ class EmbeddedEngine:
         n_ctx: int | None = None,
         slots: int = 4,
         threads: int | None = None,
+        exact: bool = False,
         log: Path | None = None,
         ready_timeout: float = 60.0,
     ) -> None:
@@ -65,6 +68,7 @@ class EmbeddedEngine:
         self._slots = slots
         self._n_ctx = n_ctx or SLOT_TOKENS * slots
         self._threads = threads or default_threads()
+        self._exact = exact
         self._log_path = log
         self._ready_timeout = ready_timeout
         self._child: subprocess.Popen[bytes] | None = None
@@ -103,7 +107,7 @@ class EmbeddedEngine:
             raise EngineError(f"there is no file {model_path}; give the path of a GGUF file on the engine's host")
         with EmbeddedEngine(
             model_path, host=self._address[0], model=self.model, n_ctx=SLOT_TOKENS, slots=1, threads=self._threads,
-            ready_timeout=self._ready_timeout,
+            exact=self._exact, ready_timeout=self._ready_timeout,
         ):  # fmt: skip
             pass
 
@@ -153,7 +157,7 @@ class EmbeddedEngine:
             "--slots": self._slots,
             "--threads": self._threads,
         }
-        return [str(part) for pair in given.items() for part in pair]
+        return [str(part) for pair in given.items() for part in pair] + ["--exact"] * self._exact
 
     def _announced(self, deadline: float) -> str:
         """The address, from the line that the child prints when the weights are loaded."""
@@ -231,6 +235,9 @@ def serve(arguments: argparse.Namespace) -> None:
         params.api_keys = [key]
     params.n_ctx = arguments.n_ctx
     params.n_parallel = arguments.slots
+    if arguments.exact:
+        params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+        params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     params.cpuparams.n_threads = arguments.threads
     params.cpuparams_batch.n_threads = arguments.threads
     params.cache_ram_mib = 256  # its default for remembered prompts is 8 GiB
@@ -282,6 +289,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default=MODEL_NAME, help="name of the model")
     parser.add_argument("--slots", type=int, default=4, help="calls at a time")
     parser.add_argument("--n-ctx", type=int, help=f"tokens of context for all slots; default {SLOT_TOKENS} per slot")
+    parser.add_argument("--exact", action="store_true", help="attention in f32, for logprobs as a trainer has them")
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--chat-template", type=Path, default=TEMPLATE)
     parser.add_argument("--until-stdin-closes", action="store_true", help="exit when standard input closes")

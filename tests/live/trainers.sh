@@ -16,7 +16,7 @@ install() {
     pip="$venv/bin/pip"
     "$pip" install -q --upgrade pip
     case $1 in
-        trl) "$pip" install -q "$TORCH" trl datasets accelerate -e "$root" ;;
+        trl) "$pip" install -q "$TORCH" trl datasets accelerate gguf -e "$root" ;;
         # verl and SkyRL ask for a server stack and CUDA packages that a CPU has no use for
         verl) "$pip" install -q "$TORCH" "transformers<5.11" datasets pandas pyarrow omegaconf hydra-core "tensordict<=0.10" codetiming numpy ray pillow torchdata \
                 cachetools fastapi aiohttp peft pyzmq msgspec psutil prometheus_client -e "$root"

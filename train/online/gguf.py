@@ -19,9 +19,9 @@ _FILE_TYPES: Final[Mapping[Dtype, int]] = {"f32": 0, "f16": 1}
 class GgufExporter:
     """Writes GGUF files `like` a given one: the same tokenizer, template and sizes, with a trainer's weights.
 
-    Matrices are written as `dtype`, vectors as f32. With f32 the engine computes what the trainer does; f16 has half
-    the size, and its logprobs differ by about 1e-2. Raises `BadInput` for a file that is not GGUF or whose
-    architecture is not known.
+    Matrices are written as `dtype`, vectors as f32. With f32 and an exact engine (`bench serve --gguf` starts one) its
+    logprobs are within 1e-3 of the trainer's; f16 has half the size, and they differ by up to 1e-2.
+    Raises `BadInput` for a file that is not GGUF or whose architecture is not known.
     """
 
     def __init__(self, like: str | Path, dtype: Dtype = "f32") -> None:

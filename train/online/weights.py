@@ -7,7 +7,7 @@ are version 1, as TRL counts them.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -168,7 +168,8 @@ class GgufTransfer(FileTransfer):
 class SglangTransfer(FileTransfer):
     """For SGLang: writes a model folder like `like`, and `engine_url` (without `/v1`) loads it from disk.
 
-    `like` is the folder that the trainer started from: its configuration and tokenizer are copied.
+    `like` is the folder that the trainer started from: its configuration and tokenizer are copied. `save` writes the
+    tensors: safetensors' own function by default.
     """
 
     def __init__(
@@ -182,6 +183,7 @@ class SglangTransfer(FileTransfer):
         wait: float = 60.0,
         version: int = 0,
         keep: int = 2,
+        save: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__(service, folder, wait=wait, version=version, keep=keep)
         self._like = Path(like)
@@ -189,7 +191,7 @@ class SglangTransfer(FileTransfer):
             raise NoSuchPath(f"{like} has no config.json: give the folder that the trainer's model was loaded from")
         self._url = engine_url.rstrip("/").removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {engine_key}"} if engine_key else {}
-        self._save = optional(
+        self._save = save or optional(
             "safetensors.torch", "save_file", needed_for="writing weights needs the trl extra", extra="trl"
         )
 
