@@ -81,7 +81,7 @@ def force(body: dict[str, Any], forced: Mapping[str, Any]) -> None:
 def sampled_per_token(body: Mapping[str, Any]) -> int:
     """How many choices a request samples at once: `n`, for each of its prompts."""
     prompts, count = body.get("prompt"), _tokens(body.get("n"))
-    several = len(prompts) if isinstance(prompts, list) and not all(isinstance(one, int) for one in prompts) else 1
+    several = len(prompts) if isinstance(prompts, list) and not all(isinstance(token, int) for token in prompts) else 1
     return max(1, count or 1) * max(1, several)
 
 

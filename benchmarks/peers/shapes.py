@@ -101,7 +101,7 @@ class Engine(ScriptedEngine):
 
 
 @dataclass
-class Door:
+class Endpoint:
     """A session of a target: where an agent calls, with which key, and how its rows are read afterwards."""
 
     root: str
@@ -111,11 +111,11 @@ class Door:
 
 
 @contextmanager
-def ours(engine: Engine, folder: Path) -> Iterator[Callable[..., Door]]:
+def ours(engine: Engine, folder: Path) -> Iterator[Callable[..., Endpoint]]:
     """This proxy: a session per conversation, its rows read from the journal as every format of rows reads them."""
     with ProxyThread(Settings(upstream=[engine.base_url], engine="vllm", probe=False, model="my-policy")) as proxy:
 
-        def open_session(calls: int | None = None) -> Door:
+        def open_session(calls: int | None = None) -> Endpoint:
             rollout = folder / f"rollout-{len(list(folder.iterdir()))}"
             budget = {} if calls is None else {"max_calls": calls}
             session = proxy.open_session(rollout.name, journal=rollout / JOURNAL, **budget)
@@ -139,20 +139,20 @@ def ours(engine: Engine, folder: Path) -> Iterator[Callable[..., Door]]:
                     for part in parts
                 ]
 
-            return Door(session.anthropic_base_url, session.api_key, rows)
+            return Endpoint(session.anthropic_base_url, session.api_key, rows)
 
         yield open_session
 
 
 @contextmanager
-def openenv(engine: Engine, folder: Path) -> Iterator[Callable[..., Door]]:
+def openenv(engine: Engine, folder: Path) -> Iterator[Callable[..., Endpoint]]:
     """OpenEnv's capture server: its export of a session, of which it marks the rows that are for training."""
     target = OpenEnv(int(engine.base_url.split(":")[2].split("/")[0]), folder)
     target.model = "my-policy"
     target.install()
     target.start()
 
-    def open_session(calls: int | None = None) -> Door:
+    def open_session(calls: int | None = None) -> Endpoint:
         asked = {} if calls is None else {"max_model_calls": calls}
         key = target.ask("/sessions", asked)["session_id"]
 
@@ -164,7 +164,7 @@ def openenv(engine: Engine, folder: Path) -> Iterator[Callable[..., Door]]:
                 if row["trainable"]
             ]
 
-        return Door(f"http://127.0.0.1:{target.port}", key, rows)
+        return Endpoint(f"http://127.0.0.1:{target.port}", key, rows)
 
     try:
         yield open_session
@@ -225,14 +225,14 @@ class Agent:
             self.take(self.ask())
 
 
-Shape = Callable[[Door, Engine], tuple[list[int], str]]
+Shape = Callable[[Endpoint, Engine], tuple[list[int], str]]
 
 
-def client(door: Door, **options: Any) -> openai.OpenAI:
+def client(door: Endpoint, **options: Any) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{door.root}/v1", api_key=door.key, timeout=60, **{"max_retries": 0, **options})
 
 
-def streamed(door: Door, engine: Engine) -> tuple[list[int], str]:
+def streamed(door: Endpoint, engine: Engine) -> tuple[list[int], str]:
     agent = Agent(client(door))
     agent.messages[1]["content"] = "Count far."
     began = time.monotonic()
@@ -243,7 +243,7 @@ def streamed(door: Door, engine: Engine) -> tuple[list[int], str]:
     return [0, 1, 2], f"first piece after {first:.2f} s of {took:.2f} s"
 
 
-def aborted(door: Door, engine: Engine) -> tuple[list[int], str]:
+def aborted(door: Endpoint, engine: Engine) -> tuple[list[int], str]:
     agent = Agent(client(door))
     asked = [*agent.messages[:1], {"role": "user", "content": "Count far."}]
     stream = agent.client.chat.completions.create(
@@ -262,7 +262,7 @@ def aborted(door: Door, engine: Engine) -> tuple[list[int], str]:
     return [1, 2, 3], "the engine stopped" if stopped else "the engine sampled to its end"
 
 
-def two_choices(door: Door, engine: Engine) -> tuple[list[int], str]:
+def two_choices(door: Endpoint, engine: Engine) -> tuple[list[int], str]:
     agent = Agent(client(door))
     agent.messages[1]["content"] = "Say a word."
     try:
@@ -275,7 +275,7 @@ def two_choices(door: Door, engine: Engine) -> tuple[list[int], str]:
     return [1, 2], f"{len(answer.choices)} choices"
 
 
-def retried(door: Door, engine: Engine) -> tuple[list[int], str]:
+def retried(door: Endpoint, engine: Engine) -> tuple[list[int], str]:
     agent = Agent(client(door, max_retries=3))
     agent.turns(1)
     engine.refusals = 1
@@ -288,7 +288,7 @@ def retried(door: Door, engine: Engine) -> tuple[list[int], str]:
     return [0, 1, 2], "the client asked again"
 
 
-def resampled(door: Door, engine: Engine) -> tuple[list[int], str]:
+def resampled(door: Endpoint, engine: Engine) -> tuple[list[int], str]:
     agent = Agent(client(door))
     agent.turns(1)
     agent.messages[-1]["content"] = "Say a word."
@@ -297,7 +297,7 @@ def resampled(door: Door, engine: Engine) -> tuple[list[int], str]:
     return [0, 2, 3], "the second reply is used"
 
 
-def interleaved(door: Door, engine: Engine) -> tuple[list[int], str]:
+def interleaved(door: Endpoint, engine: Engine) -> tuple[list[int], str]:
     agents = [Agent(client(door), "You are the first of two."), Agent(client(door), "You are the second of two.")]
     for _ in range(3):
         for agent in agents:
@@ -305,7 +305,7 @@ def interleaved(door: Door, engine: Engine) -> tuple[list[int], str]:
     return list(range(6)), "two conversations, turn by turn"
 
 
-def sub_agent(door: Door, engine: Engine) -> tuple[list[int], str]:
+def sub_agent(door: Endpoint, engine: Engine) -> tuple[list[int], str]:
     main, other = Agent(client(door)), Agent(client(door), "You are a subagent working for a parent agent.")
     other.messages[1]["content"] = "Look at notes.txt for me."
     main.turns(1)
@@ -314,7 +314,7 @@ def sub_agent(door: Door, engine: Engine) -> tuple[list[int], str]:
     return [0, 3, 4], "calls of the main agent are wanted"
 
 
-def rewritten(door: Door, engine: Engine) -> tuple[list[int], str]:
+def rewritten(door: Endpoint, engine: Engine) -> tuple[list[int], str]:
     agent = Agent(client(door))
     for _ in range(3):
         agent.take(agent.ask())
@@ -324,7 +324,7 @@ def rewritten(door: Door, engine: Engine) -> tuple[list[int], str]:
     return [0, 1, 2], "an argument is added"
 
 
-def budget(door: Door, engine: Engine) -> tuple[list[int], str]:
+def budget(door: Endpoint, engine: Engine) -> tuple[list[int], str]:
     agent = Agent(client(door))
     agent.turns(2)
     try:
@@ -335,7 +335,7 @@ def budget(door: Door, engine: Engine) -> tuple[list[int], str]:
     return [0, 1], f"the third call: {calls}"
 
 
-def responses(door: Door, engine: Engine) -> tuple[list[int], str]:
+def responses(door: Endpoint, engine: Engine) -> tuple[list[int], str]:
     tool = {"type": "function", "name": "run", "description": "Runs a command.", "parameters": SCHEMA}
     items: list[Any] = [{"role": "user", "content": "What is in notes.txt?"}]
     for _ in range(3):
@@ -353,7 +353,7 @@ def responses(door: Door, engine: Engine) -> tuple[list[int], str]:
     return [0, 1, 2], answer.output_text
 
 
-def messages(door: Door, engine: Engine) -> tuple[list[int], str]:
+def messages(door: Endpoint, engine: Engine) -> tuple[list[int], str]:
     tool = {"name": "run", "description": "Runs a command.", "input_schema": SCHEMA}
     conversation: list[Any] = [{"role": "user", "content": "What is in notes.txt?"}]
     caller = anthropic.Anthropic(base_url=door.root, api_key=door.key, max_retries=0, timeout=60)
@@ -375,7 +375,7 @@ def messages(door: Door, engine: Engine) -> tuple[list[int], str]:
     return [0, 1, 2], "".join(part.text for part in answer.content if part.type == "text")
 
 
-def gemini(door: Door, engine: Engine) -> tuple[list[int], str]:
+def gemini(door: Endpoint, engine: Engine) -> tuple[list[int], str]:
     caller = genai.Client(api_key=door.key, http_options=types.HttpOptions(base_url=door.root, timeout=60_000))
     declared = types.FunctionDeclaration(name="run", description="Runs a command.", parameters_json_schema=SCHEMA)
     config = types.GenerateContentConfig(
@@ -423,7 +423,7 @@ SHAPES: dict[str, Shape] = {
 }
 
 
-def run(name: str, shape: Shape, engine: Engine, open_session: Callable[..., Door]) -> str:
+def run(name: str, shape: Shape, engine: Engine, open_session: Callable[..., Endpoint]) -> str:
     """A table's row: what the agent saw, and what a trainer would get."""
     engine.sampled.clear()
     try:
@@ -445,7 +445,7 @@ def main() -> None:
     options = parser.parse_args()
     for target in options.targets.split(","):
         with Engine() as engine, tempfile.TemporaryDirectory() as folder:
-            Agent(client(Door(engine.base_url.removesuffix("/v1"), "warm-up", list))).turns(1)
+            Agent(client(Endpoint(engine.base_url.removesuffix("/v1"), "warm-up", list))).turns(1)
             try:
                 with TARGETS[target](engine, Path(folder)) as open_session:
                     print(f"\n{target}\n\n| conversation | the agent saw | a trainer gets |\n|---|---|---|", flush=True)

@@ -36,13 +36,13 @@ _RUN: Final = 4
 
 def diagnose(before: CallView, after: CallView, decoder: TokenDecoder | None = None) -> Break:
     """Why `after` does not begin with the prompt and the sampled ids of `before`."""
-    held = before.prompt + before.sampled
-    index = held.common(after.prompt)
-    ours, theirs = held.tolist(), after.prompt.tolist()
+    before_ids = before.prompt + before.sampled
+    index = before_ids.common(after.prompt)
+    ours, theirs = before_ids.tolist(), after.prompt.tolist()
     split = len(before.prompt)
     place = _Place(before, after, ours, theirs, index, split, decoder)
     cause, sure = _in_prompt(place) if index < split else _in_reply(place)
-    kept, expected = ours[max(0, index - WINDOW) : index], ours[index : index + WINDOW]
+    shared, expected = ours[max(0, index - WINDOW) : index], ours[index : index + WINDOW]
     found = theirs[index : index + WINDOW]
     return Break(
         call=after.call,
@@ -50,12 +50,12 @@ def diagnose(before: CallView, after: CallView, decoder: TokenDecoder | None = N
         index=index,
         region="prompt" if index < split else "sampled",
         offset=index if index < split else index - split,
-        kept=kept,
+        kept=shared,
         expected=expected,
         found=found,
         cause=cause,
         sure=sure,
-        texts=(decoder.text(kept), decoder.text(expected), decoder.text(found)) if decoder is not None else None,
+        texts=(decoder.text(shared), decoder.text(expected), decoder.text(found)) if decoder is not None else None,
     )
 
 

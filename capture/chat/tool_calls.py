@@ -154,8 +154,8 @@ def _begins_another(call: ToolCall, function: dict[str, Any]) -> bool:
         return False
     if name != call.name:  # names in pieces come before any arguments
         return bool(call.pieces) or arguments is not None
-    begins = arguments.lstrip().startswith("{") if isinstance(arguments, str) else arguments is not None
-    return begins and call.is_whole()
+    started = arguments.lstrip().startswith("{") if isinstance(arguments, str) else arguments is not None
+    return started and call.is_whole()
 
 
 def is_absent(value: Any) -> bool:

@@ -101,5 +101,7 @@ def _check_counts(
             engine.ids_lost(answer, sampled, reported), sampled=sampled, told=reported
         )
     if differ:
-        held = sum(len(completion.logprobs or ()) for completion in completions)
-        missing.setdefault("logprobs", why(engine.logprobs_lost(answer, sampled, held), sampled=sampled, told=held))
+        logprob_count = sum(len(completion.logprobs or ()) for completion in completions)
+        missing.setdefault(
+            "logprobs", why(engine.logprobs_lost(answer, sampled, logprob_count), sampled=sampled, told=logprob_count)
+        )

@@ -59,7 +59,7 @@ class LogprobMeaning:
         if self.values == LOGITS:
             return "logits in place of logprobs"
         default = " (its default, not measured)" if self.source == ENGINE_DEFAULT else ""
-        return f"temperature {_said(self.temperature)}, truncation {_said(self.truncation)}{default}"
+        return f"temperature {_spaced(self.temperature)}, truncation {_spaced(self.truncation)}{default}"
 
 
 #: For an engine of which nothing is known.
@@ -151,5 +151,5 @@ def _word(value: object, *known: str) -> str:
     return value if isinstance(value, str) and value in known else UNKNOWN
 
 
-def _said(word: str) -> str:
+def _spaced(word: str) -> str:
     return word.replace("_", " ")

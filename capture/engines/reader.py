@@ -60,8 +60,8 @@ class Reader(Answer):
         if name == ERROR_EVENT:
             self._fail(self._loads(data) or data.decode("utf-8", "replace"))
             return data
-        begins = self._begins
-        if begins is not None and data.startswith(begins) and (found := self._parts(data, begins)) is not None:
+        start = self._begins
+        if start is not None and data.startswith(start) and (found := self._parts(data, start)) is not None:
             return found.given if found.given is None or found.finish is None else self._unless_last(found.given)
         chunk, cut = self._taken(data)
         if chunk is None or not self._mutes:
@@ -73,8 +73,8 @@ class Reader(Answer):
             chunk = self._uncut(data)
         given = self._dumps(chunk, data) if changed else data
         if self._is_regular and self._begins is None and changed and chunk.get("usage") is None:
-            begins = opening(data)
-            self._begins = begins if begins is not None and given.startswith(begins) else None
+            start = opening(data)
+            self._begins = start if start is not None and given.startswith(start) else None
         before = self.rest() if self._last is not None else None
         # The chunk that was held back was not the last: both go out, in order.
         return self._unless_last(given) if before is None else before + b"\n\ndata: " + given.replace(b"\n", b" ")
@@ -88,8 +88,8 @@ class Reader(Answer):
         if name == ERROR_EVENT:
             self._fail(self._loads(data) or data.decode("utf-8", "replace"))
             return None
-        begins = self._begins
-        if begins is not None and data.startswith(begins) and (found := self._parts(data, begins)) is not None:
+        start = self._begins
+        if start is not None and data.startswith(start) and (found := self._parts(data, start)) is not None:
             delta = {} if found.field is None else {found.field: found.text}
             choice = {"index": 0, "delta": delta, "finish_reason": found.finish}
             if found.finish is not None:
@@ -102,12 +102,12 @@ class Reader(Answer):
             self._begins = opening(data)
         return chunk
 
-    def _parts(self, data: bytes, begins: bytes) -> Parts | None:
+    def _parts(self, data: bytes, start: bytes) -> Parts | None:
         """Takes a regular chunk, as `_taken` would; None where it has to be parsed."""
         choice = self.sampled.choices.get(0)
         if choice is None or choice.finish_reason is not None or self._last is not None:
             return None
-        found = parts(data, begins)
+        found = parts(data, start)
         if found is not None:
             choice.one_token(found.token_id, found.logprob, found.token)
             self._assembler.add_text(0, found.field, found.text)

@@ -18,16 +18,16 @@ def write_atomic(path: Path, data: bytes) -> None:
     """Writes a file so that a reader sees the old one or the whole new one. Raises `JournalError`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        fd, temp_path = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(fd, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
                 os.fchmod(file.fileno(), 0o644)
-            Path(beside).replace(path)
+            Path(temp_path).replace(path)
         except BaseException:
-            Path(beside).unlink(missing_ok=True)
+            Path(temp_path).unlink(missing_ok=True)
             raise
     except OSError as error:
         raise JournalError(f"cannot write {path}: {error.strerror}") from error

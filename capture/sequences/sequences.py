@@ -126,10 +126,10 @@ class TokenSequence:
 
     def digest(self) -> str:
         """`sha256:<hex>` over prompt ids, completion ids, mask and logprobs, each as a compact JSON array."""
-        told = hashlib.sha256()
+        digest = hashlib.sha256()
         for part in (self.prompt_ids.text, self.completion_ids.text, self.mask_text(b"1", b"0"), self.logprobs_text()):
-            told.update(b"[" + part + b"]")
-        return "sha256:" + told.hexdigest()
+            digest.update(b"[" + part + b"]")
+        return "sha256:" + digest.hexdigest()
 
 
 _BITS = bytes(1 if value == ord("1") else 0 for value in range(256))
@@ -195,9 +195,13 @@ def _sequence(thread: int, path: Sequence[tuple[Turn, int]], trained: set[tuple[
     logprobs: list[float] = []
     by_version: list[VersionSpan] = []
     at = 0
-    held = len(root.prompt.text)  # bytes of prompt text that the sequence holds already
+    prompt_bytes = len(root.prompt.text)  # bytes of prompt text that the sequence holds already
     for turn, position in path:
-        tail = Ids(turn.prompt.text[held + 1 :] if held else turn.prompt.text) if turn is not root else Ids(b"")
+        tail = (
+            Ids(turn.prompt.text[prompt_bytes + 1 :] if prompt_bytes else turn.prompt.text)
+            if turn is not root
+            else Ids(b"")
+        )
         choice = turn.choices[position]
         assert choice.token_ids is not None and choice.logprobs is not None
         at += len(tail)
@@ -210,7 +214,9 @@ def _sequence(thread: int, path: Sequence[tuple[Turn, int]], trained: set[tuple[
         at += len(choice.token_ids)
         parts += [tail, choice.token_ids]
         # The next prompt begins with this prompt and this choice.
-        held = len(turn.prompt.text) + len(choice.token_ids.text) + bool(turn.prompt.text and choice.token_ids.text)
+        prompt_bytes = (
+            len(turn.prompt.text) + len(choice.token_ids.text) + bool(turn.prompt.text and choice.token_ids.text)
+        )
     versions = dict.fromkeys(version for turn, _ in path for version in turn.policy_versions)
     leaf = path[-1][0]
     return TokenSequence(

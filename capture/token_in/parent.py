@@ -157,7 +157,7 @@ def parent(now: Conversation, past: Iterable[PastCall], known: Iterable[int] = (
 def _unfound(now: Conversation, calls: Sequence[PastCall], known: set[int]) -> str:
     """Why there is no such call: earlier messages were changed, or it is a conversation of its own."""
     last = now.replies - 1
-    answers = {at: said for at, said in enumerate(now.hashes) if now.roles[at] == "assistant"}
+    answers = {at: message_hash for at, message_hash in enumerate(now.hashes) if now.roles[at] == "assistant"}
     replies = {reply.message_hash for call in calls for reply in call.replies}
     head = now.head
     for call in calls:

@@ -115,9 +115,9 @@ def open_job(folder: JobDir, evaluation: dict[str, Any], resume: bool) -> Iterat
 def _take_lock(lock: contextlib.ExitStack, folder: JobDir) -> None:
     try:
         lock.enter_context(locked(folder.lock))
-    except LockHeld as held:
+    except LockHeld as error:
         raise JobError(
-            f"the job {folder.name} is running ({held.holder}); wait for it, give another --job, or delete "
+            f"the job {folder.name} is running ({error.holder}); wait for it, give another --job, or delete "
             f"{folder.lock} if that process is gone"
         ) from None
     except LockError as error:

@@ -47,7 +47,7 @@ class TwoSessions:
 
 
 @contextlib.asynccontextmanager
-async def house(tmp_path: Path, *answer: Any, **options: Any) -> AsyncIterator[TwoSessions]:
+async def two_sessions(tmp_path: Path, *answer: Any, **options: Any) -> AsyncIterator[TwoSessions]:
     async with FakeEngine(*(answer or (replays(PLAIN),))) as engine:
         settings = Settings(
             upstream=[engine.url], upstream_key=ENGINE_KEY, probe=False, admin_port=0, admin_key=ADMIN_KEY, **options
@@ -63,7 +63,7 @@ async def house(tmp_path: Path, *answer: Any, **options: Any) -> AsyncIterator[T
 
 @pytest.mark.parametrize("path", ["/s/theirs/v1/chat/completions", "/s/{theirs}/v1/chat/completions"])
 async def test_a_key_opens_no_session_but_its_own(tmp_path: Path, path: str) -> None:
-    async with house(tmp_path) as here:
+    async with two_sessions(tmp_path) as here:
         path = path.format(theirs=here.theirs.id)
         assert statuses(await here.send(post(BODY, here.key, path=path))) == [401]
         assert statuses(await here.send(post(BODY, path=path))) == [401], "a session's name is no key"
@@ -77,7 +77,7 @@ NEARLY = (
 
 
 async def test_what_is_nearly_a_key_is_none(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+    async with two_sessions(tmp_path) as here:
         our_key = here.ours.api_key
         names = {"id": here.ours.id, "half": our_key[: len(our_key) // 2], "key": our_key, "admin": ADMIN_KEY}
         keys = [key.format(**names, engine=ENGINE_KEY) for key in NEARLY]
@@ -95,7 +95,7 @@ ADMIN_ROUTES = (
 
 
 async def test_the_admin_routes_are_not_on_the_agents_port(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+    async with two_sessions(tmp_path) as here:
         for key in (here.key, f"authorization: Bearer {ADMIN_KEY}"):
             rest = f" HTTP/1.1\r\nhost: x\r\n{key}\r\ncontent-length: 0\r\n\r\n"
             got = await asyncio.gather(*(here.send((line + rest).encode()) for line in ADMIN_ROUTES))
@@ -104,7 +104,7 @@ async def test_the_admin_routes_are_not_on_the_agents_port(tmp_path: Path) -> No
 
 
 async def test_a_sessions_key_opens_no_admin_route(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+    async with two_sessions(tmp_path) as here:
         for key in (here.ours.api_key, "x", ENGINE_KEY, ADMIN_KEY[:-1], ADMIN_KEY + "x"):
             async with httpx.AsyncClient(base_url=here.proxy.admin_url or "") as client:
                 for method, path in (("GET", "/metrics"), ("GET", "/sessions"), ("DELETE", "/sessions/theirs")):
@@ -129,7 +129,7 @@ async def test_a_call_ended_by_closing_its_session_gets_an_error_in_its_dialect(
         await seen.gone.wait()
         yield b""
 
-    async with house(tmp_path, waits, grace=0.1) as here:
+    async with two_sessions(tmp_path, waits, grace=0.1) as here:
         paths = ("/v1/chat/completions", "/v1/messages")
         bodies = [post({**BODY, "stream": stream}, here.key, path=path) for path in paths for stream in (False, True)]
         sending = [asyncio.ensure_future(here.send(data)) for data in bodies]
@@ -156,7 +156,7 @@ TARGETS = {
 
 
 async def test_no_request_target_leads_elsewhere(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+    async with two_sessions(tmp_path) as here:
         rest = f" HTTP/1.1\r\nhost: 169.254.169.254\r\n{here.key}\r\ncontent-length: {len(RAW)}\r\n\r\n"
         got = await asyncio.gather(*(here.send((line + rest).encode() + RAW) for line in TARGETS))
         assert {line: statuses(reply)[0] for line, reply in zip(TARGETS, got, strict=True)} == TARGETS
@@ -166,7 +166,7 @@ async def test_no_request_target_leads_elsewhere(tmp_path: Path) -> None:
 async def test_an_absolute_target_a_host_a_query_and_a_models_name_change_nothing_of_where_a_call_goes(
     tmp_path: Path,
 ) -> None:
-    async with house(tmp_path) as here:
+    async with two_sessions(tmp_path) as here:
         tries = [
             post(BODY, here.key, path="http://169.254.169.254/v1/chat/completions"),
             post(BODY, here.key, "x-forwarded-host: a").replace(b"host: proxy", b"host: 169.254.169.254"),
@@ -185,7 +185,7 @@ async def test_headers_that_mislead_gateways_are_not_forwarded(tmp_path: Path) -
         "x-real-ip", "forwarded", "cookie", "proxy-authorization", "te", "trailer", "x-listed", "http2-settings",
     )  # fmt: skip
     lines = [f"{name}: /sleep" for name in names]
-    async with house(tmp_path) as here:
+    async with two_sessions(tmp_path) as here:
         got = await here.send(post(BODY, here.key, *lines, "connection: close, X-Listed, HTTP2-Settings"))
         assert statuses(got) == [200]
         (seen,) = here.engine.calls
@@ -215,7 +215,7 @@ DOUBTFUL: list[tuple[bytes, list[str]]] = [
 
 
 async def test_a_request_of_ambiguous_length_is_400_and_closes_its_connection(tmp_path: Path) -> None:
-    async with house(tmp_path) as here:
+    async with two_sessions(tmp_path) as here:
         tries = [post(body, here.key, *headers) + post(BODY, here.key) for body, headers in DOUBTFUL]
         got = await asyncio.gather(*map(here.send, tries))
         assert [statuses(reply) for reply in got] == [[400]] * len(DOUBTFUL)
@@ -224,7 +224,7 @@ async def test_a_request_of_ambiguous_length_is_400_and_closes_its_connection(tm
 
 async def test_a_trailer_sets_no_header_and_a_second_request_needs_its_own_key(tmp_path: Path) -> None:
     chunked = b"%x\r\n%s\r\n0\r\nauthorization: Bearer %s\r\n\r\n"
-    async with house(tmp_path) as here:
+    async with two_sessions(tmp_path) as here:
         body = chunked % (len(RAW), RAW, here.ours.api_key.encode())
         assert statuses(await here.send(post(body, "transfer-encoding: chunked"))) == [401]
         assert await here.untouched()
@@ -235,7 +235,7 @@ async def test_a_trailer_sets_no_header_and_a_second_request_needs_its_own_key(t
 async def test_an_offer_of_another_protocol_is_passed_over_and_the_body_is_kept(tmp_path: Path, offer: str) -> None:
     """Java's client offers HTTP/2 with every POST; the parser drops the body of such a request."""
     lines = ["Connection: Upgrade, HTTP2-Settings", f"Upgrade: {offer}", "HTTP2-Settings: AAMAAABkAAQAAP__"]
-    async with house(tmp_path) as here:
+    async with two_sessions(tmp_path) as here:
         assert statuses(await here.send(post(BODY, here.key, *lines))) == [200]
         (seen,) = here.engine.calls
     assert seen.body["messages"] == BODY["messages"] and "upgrade" not in str(seen.headers)
@@ -244,7 +244,7 @@ async def test_an_offer_of_another_protocol_is_passed_over_and_the_body_is_kept(
 # what takes too long, or too much
 
 
-async def over(reader: asyncio.StreamReader, seconds: float = 5) -> bytes:
+async def read_to_end(reader: asyncio.StreamReader, seconds: float = 5) -> bytes:
     """All that comes until the connection is over; who writes to a closed one also gets a reset."""
     got = b""
     with contextlib.suppress(ConnectionError):
@@ -255,14 +255,14 @@ async def over(reader: asyncio.StreamReader, seconds: float = 5) -> bytes:
 
 
 async def test_a_connection_that_says_nothing_is_closed(tmp_path: Path) -> None:
-    async with house(tmp_path, limits=Limits(head_time=0.3)) as here, connection(here.proxy.port) as (reader, _):
-        assert statuses(await over(reader)) == [408]
+    async with two_sessions(tmp_path, limits=Limits(head_time=0.3)) as here, connection(here.proxy.port) as (reader, _):
+        assert statuses(await read_to_end(reader)) == [408]
 
 
 @pytest.mark.parametrize("first", [False, True])
 async def test_headers_that_trickle_time_out(tmp_path: Path, first: bool) -> None:
     """Slowloris: a byte now and then, on a new connection and after a call that was good."""
-    async with house(tmp_path, limits=Limits(head_time=0.4)) as here:
+    async with two_sessions(tmp_path, limits=Limits(head_time=0.4)) as here:
 
         async def trickle(start: bytes) -> bytes:
             async with connection(here.proxy.port) as (reader, writer):
@@ -270,7 +270,7 @@ async def test_headers_that_trickle_time_out(tmp_path: Path, first: bool) -> Non
                     writer.write(post(BODY, here.key))
                     assert b"200" in await until_quiet(reader, replies=1)
                 writer.write(start)
-                reply = asyncio.ensure_future(over(reader))
+                reply = asyncio.ensure_future(read_to_end(reader))
                 while not (await asyncio.wait([reply], timeout=0.05))[0]:
                     writer.write(b"\r\n" if start == b"\r\n" else b"x")
                 return reply.result()
@@ -290,7 +290,7 @@ async def test_a_call_that_takes_long_is_not_late_whatever_trickles_in_behind_it
             yield piece
 
     async with (
-        house(tmp_path, slow, limits=Limits(head_time=0.2)) as here,
+        two_sessions(tmp_path, slow, limits=Limits(head_time=0.2)) as here,
         connection(here.proxy.port) as (reader, writer),
     ):
         writer.write(post(BODY, here.key) + b"\r\n")
@@ -314,12 +314,12 @@ SLOW_BODIES: dict[str, tuple[bytes, list[str], bytes]] = {
 
 
 async def test_a_body_that_is_too_slow_is_408_and_no_call(tmp_path: Path) -> None:
-    async with house(tmp_path, limits=Limits(body_time=0.4, linger_time=0.2)) as here:
+    async with two_sessions(tmp_path, limits=Limits(body_time=0.4, linger_time=0.2)) as here:
 
         async def send_slowly(start: bytes, headers: list[str], more: bytes) -> bytes:
             async with connection(here.proxy.port) as (reader, writer):
                 writer.write(post(start, here.key, *headers))
-                reply = asyncio.ensure_future(over(reader))
+                reply = asyncio.ensure_future(read_to_end(reader))
                 while not reply.done():
                     writer.write(more)
                     await asyncio.wait([reply], timeout=0.05)
@@ -336,7 +336,7 @@ async def test_an_agent_that_reads_nothing_is_dropped_and_the_engine_stopped(
     tmp_path: Path,
 ) -> None:
     piece = b'data: {"choices":[{"index":0,"delta":{"content":"' + b"x" * 64_000 + b'"},"finish_reason":null}]}\n\n'
-    async with house(tmp_path, streams(piece * 2000, size=len(piece)), limits=Limits(unread_time=0.5)) as here:
+    async with two_sessions(tmp_path, streams(piece * 2000, size=len(piece)), limits=Limits(unread_time=0.5)) as here:
         async with connection(here.proxy.port) as (reader, writer):
             reader._limit = 1 << 16  # type: ignore[attr-defined]
             writer.write(post({**BODY, "stream": True}, here.key))
@@ -356,7 +356,7 @@ async def test_an_engines_folded_header_does_not_split_the_answer(tmp_path: Path
         yield b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nx-a: b\r\n set-cookie: stolen=1\r\nx-c: d\re\r\n"
         yield b"content-length: %d\r\n\r\n%s" % (len(data), data)
 
-    async with house(tmp_path, folds) as here:
+    async with two_sessions(tmp_path, folds) as here:
         head = (await here.send(post(BODY, here.key))).partition(b"\r\n\r\n")[0]
     assert b"\r\nset-cookie" not in head and b"\n set-cookie" not in head and b"\re" not in head.replace(b"\r\n", b"")
 
@@ -369,7 +369,7 @@ async def test_no_text_of_an_agent_or_an_engine_starts_a_new_log_line(
     )
     refusal = answers(400, {"error": {"message": evil, "type": "BadRequestError", "code": 400}})
     caplog.set_level(logging.DEBUG)
-    async with house(tmp_path, refusal, replays(PLAIN)) as here:
+    async with two_sessions(tmp_path, refusal, replays(PLAIN)) as here:
         body = {**BODY, "model": evil}
         assert statuses(await here.send(post(body, here.key, "user-agent: a\tb"))) == [200]
         await here.send(f"GET /{'%0d%0aINFO%20x%1b[2J'} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
@@ -387,7 +387,7 @@ async def test_the_engines_key_and_address_are_never_shown(tmp_path: Path, caplo
     caplog.set_level(logging.DEBUG)
     _, recorded = transcript(STREAM)
     first = recorded[: recorded.index(b"\n\n") + 2]
-    async with house(tmp_path) as here:
+    async with two_sessions(tmp_path) as here:
         address = f"127.0.0.1:{here.engine.port}"
         leak = {"error": {"message": f"Bearer {ENGINE_KEY} is bad at http://{address}/v1", "code": 401}}
         event = b"data: " + json.dumps(leak).encode() + b"\n\n"

@@ -45,7 +45,9 @@ def branch_lines(rollout: Rollout, tally: Tally) -> set[int]:
     keys = _ConversationKeys()
     continued: set[int] = set()
     answered_prompts: set[int] = set()  # prompts that a later one continues with a reply, whatever it says
-    ends: list[tuple[int, int, int, int, list[int]]] = []  # number, line, replies in the prompt, its key, its replies'
+    branch_ends: list[
+        tuple[int, int, int, int, list[int]]
+    ] = []  # number, line, replies in the prompt, its key, its replies'
     turns: set[int] = set()
     for call in usable_calls(rollout, Tally()):
         try:
@@ -54,17 +56,19 @@ def branch_lines(rollout: Rollout, tally: Tally) -> set[int]:
             after = keys.along(prompt)
             replies = [keys.then(after[-1], plain([choice.message]).messages[0]) for choice in chat.choices]
         except NotChat:
-            ends.append((call.number, call.line, 0, 0, [hash(("alone", call.line))]))  # counted when it is converted
+            branch_ends.append(
+                (call.number, call.line, 0, 0, [hash(("alone", call.line))])
+            )  # counted when it is converted
             continue
         continued.update(after)
         answers = [at for at, message in enumerate(prompt) if message["role"] == "assistant"]
         turns.update(after[at] for at in answers)
         answered_prompts.update(after[at - 1] for at in answers if at)
         turns.update(replies[:1])
-        ends.append((call.number, call.line, len(answers), after[-1], replies))
+        branch_ends.append((call.number, call.line, len(answers), after[-1], replies))
     leaves: dict[int, tuple[int, int]] = {}  # key of the first reply -> (line, turns)
     changed = 0
-    for _, line, earlier, key, replies in sorted(ends):
+    for _, line, earlier, key, replies in sorted(branch_ends):
         if replies and replies[0] in leaves:
             tally.leave_out("repeated")
         elif replies and not any(reply in continued for reply in replies):

@@ -107,18 +107,18 @@ class JsonlWriter:
     def _commit_typed_rows_first(self) -> list[str]:
         """Puts the rows first in which a field has its first value, so that `load_dataset` sees the types of all."""
         self._file.flush()
-        ends = [*self._blocks[1:], self._file.tell()]
+        block_ends = [*self._blocks[1:], self._file.tell()]
         at_front = sorted({bisect_right(self._blocks, offset) - 1 for offset in self._types.first.values()})
         types = ColumnTypes()
         with AtomicFile(self.path) as reordered, self._file.temp_path.open("rb") as rows:
             for block in at_front:
-                for line in _lines(rows, self._blocks[block], ends[block]):
+                for line in _lines(rows, self._blocks[block], block_ends[block]):
                     types.add(orjson.loads(line), reordered.tell())
                     reordered.write(line)
             front = set(at_front)
             for block, start in enumerate(self._blocks):
                 if block not in front:
-                    for line in _lines(rows, start, ends[block]):
+                    for line in _lines(rows, start, block_ends[block]):
                         reordered.write(line)
             reordered.commit()
         if late := sorted({path for path, _ in types.late()}):

@@ -110,9 +110,9 @@ class Stream:
         deadline = None if self.options.timeout is None else time.monotonic() + self.options.timeout
         while True:
             self.end, finished = tree.poll()
-            over = self.end.over
-            yield from self._process(finished, over)
-            if over or not self.options.follow or self._stopping.is_set():
+            job_finished = self.end.over
+            yield from self._process(finished, job_finished)
+            if job_finished or not self.options.follow or self._stopping.is_set():
                 break
             left = self.options.poll_interval if deadline is None else deadline - time.monotonic()
             if left <= 0:
@@ -154,13 +154,13 @@ class Stream:
             text += f"; {_count(counts.replaced, 'rollout')} left out, replaced by a retry"
         return text
 
-    def _process(self, finished: list[Finished], over: bool) -> Iterator[dict[str, Any]]:
+    def _process(self, finished: list[Finished], job_finished: bool) -> Iterator[dict[str, Any]]:
         rollouts = [rollout for item in finished if (rollout := self._read(item)) is not None]
         rollouts.sort(key=finish_order)  # a reading of the whole job makes the same groups as rows do
         for rollout in rollouts:  # all of them first: a later one may replace an earlier one
             self._link(rollout)
         for rollout in rollouts:
-            awaits = not over and self._attempts.awaits_retry(rollout)
+            awaits = not job_finished and self._attempts.awaits_retry(rollout)
             replaced = rollout.path in self._replaced
             if self._groups is None:
                 yield self._record(rollout, self._tokens(rollout), retried=awaits or replaced)

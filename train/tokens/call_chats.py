@@ -32,8 +32,8 @@ class CallChats:
         row: dict[str, Any] = {"continues": None, "messages": chat.messages, "tools": chat.tools}
         earlier = self._continued(chat.messages, chat.tools)
         if earlier is not None:
-            line, held, _ = earlier
-            row = {"continues": line, "messages": chat.messages[len(held) :]}
+            line, earlier_messages, _ = earlier
+            row = {"continues": line, "messages": chat.messages[len(earlier_messages) :]}
             self._recent.remove(earlier)
         row["choices"] = [{"message": choice.message, "finish_reason": choice.finish_reason} for choice in chat.choices]
         self._by_line[call.line] = row

@@ -133,10 +133,10 @@ def _refusal(call: Call, capture: TokenCapture | None) -> str | None:
 
 def _version_ranges(call: Call, capture: TokenCapture | None) -> tuple[tuple[VersionRange, ...], ...]:
     """Empty where the engine did not say it for all choices."""
-    told = call.metadata.get("weight_versions")
-    if capture is None or not isinstance(told, list) or len(told) != len(capture.completions):
+    reported = call.metadata.get("weight_versions")
+    if capture is None or not isinstance(reported, list) or len(reported) != len(capture.completions):
         return ()
-    pairs = zip(told, capture.completions, strict=True)
+    pairs = zip(reported, capture.completions, strict=True)
     ranges = tuple(read_ranges(rows, len(choice.token_ids or ())) for rows, choice in pairs)
     return ranges if all(ranges) else ()
 

@@ -64,11 +64,11 @@ def coverage(
     with a warning, unless it is itself what was given.
     """
     names: set[str] = set()
-    over: dict[Path, bool] = {}
+    finished: dict[Path, bool] = {}
     for rollout in find_rollouts(path, on_warning):
         if not rollout.finished and rollout.path != path and path.is_dir():
             job = rollout.path.parent
-            if over.setdefault(job, job_state(job).over):
+            if finished.setdefault(job, job_state(job).over):
                 rollout.warn(f"leaving out {rollout.rollout_path}: its job is over, and it never finished")
                 continue
         name = rollout.rollout_path if rollout.name in names else rollout.name

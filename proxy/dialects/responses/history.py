@@ -90,8 +90,8 @@ def _resolved(item: Any, path: str, earlier: EarlierAnswers) -> dict[str, Any]:
 
 def _conversation(earlier: EarlierAnswers, response: str) -> list[dict[str, Any]] | None:
     """The items up to the end of a response of this session."""
-    kept = earlier.get(response)
-    items: list[dict[str, Any]] | None = json.loads(kept) if isinstance(kept, bytes) else None
+    conversation = earlier.get(response)
+    items: list[dict[str, Any]] | None = json.loads(conversation) if isinstance(conversation, bytes) else None
     return items
 
 

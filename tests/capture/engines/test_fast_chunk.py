@@ -182,10 +182,10 @@ def test_long_prompts_are_cut_out_or_parsed_to_the_same(
     role = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
     record = {**role, "delta": {"content": "a"}, "logprobs": {"content": [entry]}, "token_ids": [7]}
     counted = {"usage": {"prompt_tokens": 9000, "completion_tokens": 1}, "system_fingerprint": "x"}
-    over = {"finish_reason": "stop"}
+    last_fields = {"finish_reason": "stop"}
     streams = [
-        [{**HEAD, "choices": [role], "prompt_token_ids": prompt}, {**HEAD, "choices": [{**record, **over}]}],
-        [{**HEAD, "choices": [record], "prompt_token_ids": prompt}, {**HEAD, "choices": [{**role, **over}]}],
+        [{**HEAD, "choices": [role], "prompt_token_ids": prompt}, {**HEAD, "choices": [{**record, **last_fields}]}],
+        [{**HEAD, "choices": [record], "prompt_token_ids": prompt}, {**HEAD, "choices": [{**role, **last_fields}]}],
         [{**HEAD, "choices": [{**record, "finish_reason": "stop"}], "prompt_token_ids": prompt}],
         [{**HEAD, "choices": [{**record, "prompt_token_ids": prompt}]}],
     ]  # fmt: skip

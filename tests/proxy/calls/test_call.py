@@ -540,8 +540,10 @@ async def test_which_weights_sampled_which_ids_is_recorded_where_the_engine_says
     answer = json.loads(transcript("sglang/chat-return_token_ids-nostream")[1])
     versions = [{"version": "7", "start": 0, "end": 2}, {"version": "8", "start": 2, "end": 5}]
     answer["choices"][0]["meta_info"]["weight_versions"] = versions
-    said = {"input": "Name two colours."} if path == "/responses" else {"messages": CHAT["messages"], "max_tokens": 9}
-    body = {"model": "my-policy", "stream": True, **said}
+    prompt_field = (
+        {"input": "Name two colours."} if path == "/responses" else {"messages": CHAT["messages"], "max_tokens": 9}
+    )
+    body = {"model": "my-policy", "stream": True, **prompt_field}
     async with (
         FakeEngine(answers(200, answer), engine="sglang") as engine,
         started(engine.url, engine="sglang", buffered=True, policy_version="7") as bench,

@@ -28,8 +28,8 @@ def test_a_session_without_limits_has_no_budget() -> None:
 async def test_parallel_calls_cannot_pass_the_limit_together() -> None:
     limit = budget(max_calls=3)
     made = await asyncio.gather(*(limit.reserve(CHAT) for _ in range(8)), return_exceptions=True)
-    assert sum(isinstance(one, Reservation) for one in made) == 3
-    assert sum(isinstance(one, BudgetReached) for one in made) == 5
+    assert sum(isinstance(result, Reservation) for result in made) == 3
+    assert sum(isinstance(result, BudgetReached) for result in made) == 5
     assert limit.state() == {"calls": 3, "sampled_tokens": 0, "reached": "max_calls", "ended_calls": 5}
 
 
@@ -74,7 +74,7 @@ async def test_a_call_without_a_limit_asks_for_all_that_is_left() -> None:
     waiting = [asyncio.ensure_future(limit.reserve(CHAT)) for _ in range(2)]
     limit.settle(first, 100, answered=True)
     done = await asyncio.gather(*waiting, return_exceptions=True)
-    assert all(isinstance(one, BudgetReached) for one in done)
+    assert all(isinstance(result, BudgetReached) for result in done)
 
 
 async def test_completions_sample_sixteen_where_they_do_not_say() -> None:

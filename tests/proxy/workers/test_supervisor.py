@@ -312,12 +312,12 @@ async def test_a_worker_that_is_killed_under_load_comes_back_with_its_sessions(t
         await admin.post(f"{proxy.admin}/sessions/{opened[1]['session']}/policy", json={"version": "step-9"})
         await admin.post(f"{proxy.admin}/sessions/default/policy", json={"version": "step-8"})
         sessions = [{path.parent.name for path in journals_of(pid)} for pid in proxy.workers()]
-        answered, broken, over = dict.fromkeys(range(6), 0), dict.fromkeys(range(6), 0), asyncio.Event()
+        answered, broken, finished = dict.fromkeys(range(6), 0), dict.fromkeys(range(6), 0), asyncio.Event()
 
         async def rollout(number: int) -> None:
             headers = {"x-api-key": opened[number]["api_key"]}
             async with httpx.AsyncClient(timeout=120, headers=headers) as agent:
-                while not over.is_set():
+                while not finished.is_set():
                     try:
                         got = await agent.post(f"{opened[number]['base_url']}/chat/completions", json=BODY)
                     except httpx.TransportError:
@@ -333,7 +333,7 @@ async def test_a_worker_that_is_killed_under_load_comes_back_with_its_sessions(t
         await until(lambda: any("worker 1 is up again" in line for line in proxy.log_lines), rollouts)
         before = dict(answered)
         await until(lambda: all(answered[number] > before[number] for number in range(6)), rollouts)
-        over.set()
+        finished.set()
         await asyncio.gather(*rollouts)
         spared = [number for number in range(6) if f"rollout-{number}" in sessions[0]]
         assert len(spared) == 3 and not any(broken[number] for number in spared), "the other worker's never noticed"

@@ -80,7 +80,7 @@ class NoBox:
         return None
 
 
-def scene_of(tmp_path: Path, budget: float = 30.0, sandbox: Any = None) -> AgentRun:
+def agent_run_of(tmp_path: Path, budget: float = 30.0, sandbox: Any = None) -> AgentRun:
     prepared = Prepared("agent", "/home/agent", "/app", SAFE_PATH, Scan(), {})
     trajectory = Trajectory(tmp_path / "acp_trajectory.jsonl")
     task = make_task(tmp_path)
@@ -90,7 +90,7 @@ def scene_of(tmp_path: Path, budget: float = 30.0, sandbox: Any = None) -> Agent
 
 
 def test_the_recorded_conversation_becomes_a_trajectory(tmp_path: Path) -> None:
-    agent, agent_run = RecordedAgent(), scene_of(tmp_path)
+    agent, agent_run = RecordedAgent(), agent_run_of(tmp_path)
     assert acp.converse(agent_run, agent, name="pi-acp", model_id="capture/my-policy") == "end_turn"
     agent_run.trajectory.save(now=True)
     events = [json.loads(line) for line in (tmp_path / "acp_trajectory.jsonl").read_text().splitlines()]
@@ -105,7 +105,7 @@ def test_the_recorded_conversation_becomes_a_trajectory(tmp_path: Path) -> None:
 
 def test_what_we_ask_is_what_the_recording_asked(tmp_path: Path) -> None:
     agent = RecordedAgent()
-    acp.converse(scene_of(tmp_path), agent, name="pi-acp")
+    acp.converse(agent_run_of(tmp_path), agent, name="pi-acp")
     assert [m["method"] for m in agent.asked] == ["initialize", "session/new", "session/prompt"]
     first, new, prompt = (m["params"] for m in agent.asked)
     assert first["clientCapabilities"] == {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False}
@@ -124,7 +124,7 @@ def test_a_model_that_is_not_the_current_one_is_set(tmp_path: Path) -> None:
             super().write(data)
 
     with pytest.raises(AgentError):
-        acp.converse(scene_of(tmp_path), Stops(), name="pi-acp", model_id="benchflow/other")
+        acp.converse(agent_run_of(tmp_path), Stops(), name="pi-acp", model_id="benchflow/other")
     assert asked[-1]["params"]["modelId"] == "benchflow/other"
 
 

@@ -57,7 +57,7 @@ PROGRAMS = {
 }
 
 
-def scene_of(tmp_path: Path, **env: str) -> AgentRun:
+def agent_run_of(tmp_path: Path, **env: str) -> AgentRun:
     prepared = Prepared("agent", "/home/agent", "/app", SAFE_PATH, Scan(), {})
     model = Model("http://172.17.0.1:9/v1", 'key-with-"quotes"', "my-policy")
     trajectory = Trajectory(tmp_path / "acp_trajectory.jsonl")
@@ -67,7 +67,7 @@ def scene_of(tmp_path: Path, **env: str) -> AgentRun:
 
 @pytest.mark.parametrize(("options", "window"), [({}, 128_000), ({"BENCHFLOW_CONTEXT_WINDOW": "32768"}, 32_768)])
 def test_each_agent_gets_its_context_window(tmp_path: Path, options: dict[str, str], window: int) -> None:
-    agent_run = scene_of(tmp_path, **options)
+    agent_run = agent_run_of(tmp_path, **options)
     provider: Any = pi.models(agent_run)["providers"]
     assert provider["benchflow"]["models"][0]["contextWindow"] == window
     assert opencode.config(agent_run)["provider"]["benchflow"]["models"]["my-policy"]["limit"]["context"] == window
@@ -77,11 +77,11 @@ def test_each_agent_gets_its_context_window(tmp_path: Path, options: dict[str, s
 
 
 def test_a_context_window_that_is_not_a_number_is_not_passed_on(tmp_path: Path) -> None:
-    assert scene_of(tmp_path, BENCHFLOW_CONTEXT_WINDOW="much").context_window == 128_000
+    assert agent_run_of(tmp_path, BENCHFLOW_CONTEXT_WINDOW="much").context_window == 128_000
 
 
 def test_codex_settings_are_toml_whatever_the_names_contain(tmp_path: Path) -> None:
-    agent_run = scene_of(tmp_path)
+    agent_run = agent_run_of(tmp_path)
     agent_run.model = Model("http://h:9/v1", "k", 'a "quoted" \\ name')
     result = tomllib.loads(codex.config(agent_run))
     assert result["model"] == 'a "quoted" \\ name'

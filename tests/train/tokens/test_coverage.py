@@ -430,8 +430,8 @@ def test_weights_that_were_updated_in_flight_are_both_versions(
 def test_the_engines_version_of_each_id_wins_over_the_proxys(
     tmp_path: Path, ranges: list[Any], versions: list[str], spans: list[Any]
 ) -> None:
-    told = {"policy_version": "1", "policy_version_end": "2"}
-    (call,) = conversation(1, **told)
+    proxy_versions = {"policy_version": "1", "policy_version_end": "2"}
+    (call,) = conversation(1, **proxy_versions)
     call["metadata"]["weight_versions"] = [
         [{"version": version, "start": start, "end": end} for version, start, end in ranges]
     ]
