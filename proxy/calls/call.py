@@ -98,11 +98,13 @@ class Call:
         gate = self.session.replicas.gate
         while gate.closed:
             await self._hold(gate)
+        self.facts.made_to(self.session.options)
+        self.request = self.request.to_model(self.session.options.model)
         with gate:
             await self._through()
 
     async def _hold(self, gate: Gate) -> None:
-        """Waits while engines are paused. The policy is that of the moment at which the call is sent."""
+        """Waits while engines are paused."""
         since = time.perf_counter()
         try:
             if self.request.streams:
@@ -112,8 +114,6 @@ class Call:
                 await gate.opened()
         finally:
             self.facts.held_seconds += time.perf_counter() - since
-        self.facts.made_to(self.session.options)
-        self.request = self.request.to_model(self.session.options.model)
 
     async def _through(self) -> None:
         if await self.upstream.will_be_unstreamed(self.request):

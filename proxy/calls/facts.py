@@ -85,7 +85,7 @@ class Facts:
         self.capture_failed = f"{type(error).__name__}: {error}"
 
     def made_to(self, options: SessionOptions) -> None:
-        """The call is sent to the session's policy of this moment."""
+        """The call is sent now, after whatever it waited for: to the session's policy of this moment."""
         self.policy_version, self.model = options.policy_version, options.model
 
     def finish(self, options: SessionOptions) -> None:

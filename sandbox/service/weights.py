@@ -22,18 +22,19 @@ class Weights:
         """`engine`: the one that the service itself runs."""
         self._service = service
         self._engine = engine
-        self._paused = False
+        #: Whether a trainer has paused it, and not resumed it yet.
+        self.paused = False
         self._loading = threading.Lock()
 
     def pause(self, wait: float) -> int:
         """Holds calls that are not at the engine yet; how many of the others have not ended after `wait` seconds."""
-        self._paused = True
+        self.paused = True
         return self._hold(wait)
 
     def resume(self, policy: Policy | None) -> None:
         if policy is not None:
             self._service.set_policy(policy)
-        self._paused = False
+        self.paused = False
         self._release()
 
     def load(self, path: object, policy: Policy, wait: float) -> None:
@@ -74,7 +75,7 @@ class Weights:
                 raise RequestRefused(503, "engine", str(error), retry_after=5) from error
             self._service.set_policy(policy)
         finally:
-            if not self._paused:
+            if not self.paused:
                 self._release()
 
     def _hold(self, wait: float) -> int:
