@@ -83,8 +83,7 @@ class Proxy:
         """Holds all calls that are not at an engine yet; waits up to `wait` seconds for the others to end, and returns
         how many have not. Held calls wait, streams with keep-alives, until `resume`.
         """
-        self._factory.gate.close()
-        return await self._factory.gate.drained(wait)
+        return await self._factory.pause(wait)
 
     async def resume(self, version: str | None = None, model: str | None = None) -> None:
         """Lets the held calls go, as calls to this version where one is given."""

@@ -145,8 +145,7 @@ class Admin:
 
     async def pause(self, request: Request) -> Response:
         wait = seconds_to_wait(await json_object(request), self.settings)
-        self.factory.gate.close()
-        return JSONResponse({"in_flight": await self.factory.gate.drained(wait)})
+        return JSONResponse({"in_flight": await self.factory.pause(wait)})
 
     async def resume(self, request: Request) -> Response:
         fields = await json_object(request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from proxy.settings import SessionOptions, Settings
 from proxy.upstream.gate import Gate
 from proxy.upstream.probe import measure_all
 from proxy.upstream.replicas import Replicas
+
+log = logging.getLogger("proxy")
 
 
 class SessionFactory:
@@ -61,8 +64,17 @@ class SessionFactory:
         self.settings = replace(self.settings, **policy.fields())
         self.sessions.set_all_policies(policy)
 
+    async def pause(self, wait: float) -> int:
+        """Holds calls that are not at an engine yet; how many of the others have not ended after `wait` seconds."""
+        if not self.gate.closed:
+            log.info("engines are paused: calls wait until they are resumed")
+        self.gate.close()
+        return await self.gate.drained(wait)
+
     def resume(self, policy: Policy | None = None) -> None:
         """Lets calls reach their engines again, with `policy` where it is given."""
+        if self.gate.closed:
+            log.info("engines are resumed: %d calls waited", self.gate.waiting)
         if policy is not None:
             self.set_all_policies(policy)
         for pool in self.pools.values():

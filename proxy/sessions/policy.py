@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from proxy.errors import SettingsError
 from proxy.settings import SessionOptions
-
-#: TRL 1.16 names the LoRA adapter of each version `NAME-vN`.
-_ADAPTER = re.compile(r".-v([0-9]{1,18})\Z")
 
 
 class Policy(NamedTuple):
@@ -44,6 +40,8 @@ class Policy(NamedTuple):
 
 
 def version_in_name(model: object) -> str | None:
-    """The N of a model named `NAME-vN`; None for another name."""
-    found = _ADAPTER.search(model) if isinstance(model, str) else None
-    return None if found is None else found[1]
+    """The N of a model named `NAME-vN`, as TRL 1.16 names the LoRA adapter of each version; None for another name."""
+    if not isinstance(model, str) or "-v" not in model:
+        return None
+    name, _, number = model.rpartition("-v")
+    return number if name and number.isascii() and number.isdecimal() else None

@@ -23,8 +23,8 @@ class Gate:
         self._opened_at = 0.0
         self._ended = False
         self._open = asyncio.Event()
+        self._draining = 0
         self._drained = asyncio.Event()
-        self._drained.set()
 
     def close(self) -> None:
         """Calls that are not at their engine yet wait from now on."""
@@ -62,19 +62,22 @@ class Gate:
 
     async def drained(self, seconds: float) -> int:
         """Waits until no call is at an engine, for at most `seconds`; returns how many are."""
+        self._draining += 1
         try:
             async with asyncio.timeout(seconds):
                 while self.in_flight:
+                    self._drained.clear()
                     await self._drained.wait()
         except TimeoutError:
             pass
+        finally:
+            self._draining -= 1
         return self.in_flight
 
     def __enter__(self) -> None:
         self.in_flight += 1
-        self._drained.clear()
 
     def __exit__(self, *_: object) -> None:
         self.in_flight -= 1
-        if not self.in_flight:
+        if self._draining and not self.in_flight:
             self._drained.set()
