@@ -16,8 +16,9 @@ from train.errors import BadInput, ServiceBusy, ServiceError
 from train.extras import optional
 from train.online.chat import choices_of, messages_of
 from train.online.client import GroupVerdict, RolloutService
-from train.online.rows import Row, not_plain, rows_of
+from train.online.rows import Row, rows_of
 from train.rollouts.messages import Message
+from train.tokens.ratio import ratio_ready
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +37,9 @@ class RolloutWorker:
     `run` name, a trainer that starts again with the number of its `first_group` joins the groups that ran before.
 
     A rollout gives one row per sequence, each with the oldest version that sampled any of it, so that TRL's
-    `max_staleness` judges what was really sampled. A group that is withheld is logged and gives nothing; after
-    `max_withheld` in a row `check_health` raises, and so it does with whatever else ended the worker.
+    `max_staleness` judges what was really sampled. A group is also withheld where no ratio can be built on its logprobs
+    (`train.tokens.ratio`). A group that is withheld is logged and gives nothing; after `max_withheld` in a row
+    `check_health` raises, and so it does with whatever else ended the worker.
     """
 
     def __init__(
@@ -84,7 +86,7 @@ class RolloutWorker:
         self._stopped = threading.Event()
         self._failure: BaseException | None = None
         self._withheld = 0
-        self._warned: set[str] = set()
+        self._temperature = temperature
         self._version = 0
         self._threads = [
             threading.Thread(target=self._work, name=f"rollouts-{number}", daemon=True)
@@ -138,7 +140,7 @@ class RolloutWorker:
             self._open.add(key)
         try:
             with self._ask(key, number, version) as group:
-                rollouts = {record["rollout"]: self._rows(record, version) for record in group}
+                records = {record["rollout"]: record for record in group}
             verdict = group.verdict
         finally:
             with self._lock:
@@ -146,13 +148,17 @@ class RolloutWorker:
         if verdict is None or self._stopped.is_set():
             return
         if verdict["state"] != "complete" or verdict["advantages"] is None:
-            self._note_withheld(verdict)
+            self._note_withheld(verdict, verdict["detail"] or verdict["reason"] or verdict["state"])
             return
+        for name, record in records.items():
+            if (why := ratio_ready(record, self._temperature)) is not None:
+                self._note_withheld(verdict, f"no ratio can be built on the logprobs of {name}: {why}")
+                return
         self._withheld = 0
         seconds = time.monotonic() - began
         sampled = 0
         for name, advantage in zip(verdict["rollouts"], verdict["advantages"], strict=True):
-            for fields in rollouts.get(name or "", ()):
+            for fields in samples(records[name], version) if name in records else ():
                 sampled += int(fields["completion_mask"].sum())
                 fields["metrics"]["reward_std"] = _number(verdict["group_std"])
                 self._put(self._sample(advantage=float(advantage), group_id=number, **fields))
@@ -170,18 +176,9 @@ class RolloutWorker:
                     raise
                 logger.warning("%s", error)
 
-    def _rows(self, record: Mapping[str, Any], version: int) -> list[dict[str, Any]]:
-        for why in not_plain(record):
-            if why not in self._warned:
-                self._warned.add(why)
-                logger.warning(
-                    "rollouts are sampled with %s: their logprobs may not be those of the sampled distribution", why
-                )
-        return list(samples(record, version))
-
-    def _note_withheld(self, verdict: GroupVerdict) -> None:
-        said = verdict["detail"] or verdict["reason"] or verdict["state"]
-        logger.warning("group %s (%s) is %s: %s", verdict["key"], verdict["task"], verdict["state"], said)
+    def _note_withheld(self, verdict: GroupVerdict, said: str) -> None:
+        state = "cancelled" if verdict["state"] == "cancelled" else "withheld"
+        logger.warning("group %s (%s) is %s: %s", verdict["key"], verdict["task"], state, said)
         self._push({"rollout/groups_withheld_total": 1.0})
         self._withheld += 1
         if self._withheld >= self._max_withheld:

@@ -222,15 +222,48 @@ def test_stopping_cancels_what_runs(tmp_path: Path) -> None:
     assert not any(thread.name.startswith("rollouts-") for thread in threading.enumerate())
 
 
-def test_sampling_that_is_not_plain_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    warm = conversation(2, sampling={"sent": PLAIN["sent"] | {"top_p": 0.9}})
-    groups = Groups(records_of(tmp_path, [{"calls": warm}, {"calls": warm}]))
+APPLIED = {"temperature": "applied", "truncation": "not_applied", "values": "logprobs", "source": "probe"}
+
+
+@pytest.mark.parametrize(
+    ("sent", "logprobs", "said"),
+    [
+        ({"top_p": 0.9}, APPLIED, "it was sampled with top_p 0.9, which the trainer's own logprobs do not have"),
+        ({"temperature": 0.7}, APPLIED | {"temperature": "not_applied"}, "its logprobs are those at temperature 1"),
+        ({"temperature": 1.0}, APPLIED, "it was sampled at temperature 1, and the trainer divides its logits by 0.7"),
+    ],
+)
+def test_logprobs_that_are_not_those_of_the_loss_are_withheld(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, sent: dict[str, Any], logprobs: dict[str, str], said: str
+) -> None:
+    plain = PLAIN["sent"] | {"temperature": 0.7}
+    right = conversation(2, sampling={"sent": plain})
+    wrong = conversation(2, sampling={"sent": plain | sent})
+    for calls, meaning in ((right, APPLIED), (wrong, logprobs)):
+        for call in calls:
+            call["metadata"]["logprobs"] = meaning
+    groups = Groups(records_of(tmp_path, [{"calls": right}, {"calls": wrong}]))
     with scripted_service(groups) as service, caplog.at_level(logging.WARNING):
-        running = worker(service.url)
+        running = worker(service.url, temperature=0.7, max_withheld=2)
         running.start()
-        take(running, 4)
+        until(lambda: caplog.text.count("is withheld: no ratio can be built on the logprobs of") == 2)
         running.stop()
-    assert caplog.text.count("sampled with top_p 0.9") == 1
+        with pytest.raises(ServiceError, match="2 groups in a row gave no rows"):
+            until(lambda: running.check_health(300))
+    assert said in caplog.text
+    assert running.rollout_buffer.empty()
+
+
+def test_a_temperature_that_the_engine_applies_is_trained(tmp_path: Path) -> None:
+    calls = conversation(2, sampling={"sent": PLAIN["sent"] | {"temperature": 0.7}})
+    for call in calls:
+        call["metadata"]["logprobs"] = APPLIED
+    groups = Groups(records_of(tmp_path, [{"calls": calls}, {"calls": calls}]))
+    with scripted_service(groups) as service:
+        running = worker(service.url, temperature=0.7)
+        running.start()
+        take(running, 2)
+        running.stop()
 
 
 @pytest.mark.parametrize("options", [{"num_generations": 0}, {"concurrent_groups": 0}, {"tasks": []}])

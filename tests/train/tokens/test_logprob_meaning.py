@@ -25,12 +25,11 @@ PROCESSED = SGLANG | {"truncation": "applied"}
 def sampled(meaning: dict[str, str] | None, **sent: Any) -> list[Line]:
     """Two calls, sampled plainly but for `sent`; `meaning` None: a journal from before it was recorded (vLLM)."""
     sampling = {"sent": PLAIN | sent, "session": {}, "engine_defaults": None}
-    calls = conversation(2, sampling=sampling, logprobs_=meaning)
+    calls = conversation(2, sampling=sampling)
     for call in calls:
-        given = call["metadata"].pop("logprobs_")
-        call["metadata"].pop("logprobs", None)
-        if given is not None:
-            call["metadata"]["logprobs"] = given
+        del call["metadata"]["logprobs"]
+        if meaning is not None:
+            call["metadata"]["logprobs"] = meaning
     return calls
 
 
