@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 #: Where the service is and its key, for trainers that leave no place for an option.
 URL_VARIABLE: Final = "BENCHFLOW_SERVE_URL"
 KEY_VARIABLE: Final = "BENCHFLOW_SERVE_KEY"
+#: What a trainer assumes of sampling that it says nothing about; an engine's own defaults may be others.
+_PLAIN: Final = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
 #: Part of every key: a trainer that starts again counts its prompts from 0, and must not be given old rollouts.
 RUN: Final = uuid.uuid4().hex[:12]
 
@@ -113,6 +115,12 @@ def connect(url: str | None = None, key: str | None = None) -> RolloutService:
 @lru_cache(maxsize=8)
 def _client(url: str, key: str | None) -> RolloutService:
     return RolloutService(url, key)
+
+
+def sampling_of(given: Mapping[str, Any], *, training: bool) -> dict[str, Any]:
+    """What is forced on every call: the trainer's sampling parameters, and plain ones where it has none of its own."""
+    named = {name: given[name] for name in (*_PLAIN, "repetition_penalty") if given.get(name) is not None}
+    return _PLAIN | named if training else named
 
 
 def read_group(service: RolloutService, request: GroupRequest) -> FinishedGroup:

@@ -16,13 +16,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 from train.extras import optional
-from train.online.groups import RUN, FinishedGroup, GroupRequest, connect, wait_groups
+from train.online.groups import RUN, FinishedGroup, GroupRequest, connect, sampling_of, wait_groups
 from train.online.rows import Row, main_row
 
 logger = logging.getLogger(__name__)
 
 _CALLS: Final = itertools.count()
-_SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class Generator:
@@ -92,7 +91,7 @@ class Generator:
             task=None if task is None else str(task),
             prompt=batch["prompts"][places[0]],
             seed=number,
-            sampling={key: sampling[key] for key in _SAMPLING if sampling.get(key) is not None},
+            sampling=sampling_of(sampling, training=purpose == "train"),
             policy_version=None if metadata is None else str(metadata.global_step),
             deadline=self._deadline,
             purpose=purpose,

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from train.errors import BadInput
 from train.groups.advantage import mean_and_std
-from train.online.groups import RUN, FinishedGroup, GroupMembers, GroupRequest, connect
+from train.online.groups import RUN, FinishedGroup, GroupMembers, GroupRequest, connect, sampling_of
 from train.online.rows import Row, main_row
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,6 @@ _ASKED: Final[defaultdict[int, Iterator[int]]] = defaultdict(itertools.count)
 #: slime's estimators whose rewards are centred on the group's mean, and those that are divided by its deviation.
 _SCALED: Final = ("grpo", "gspo", "cispo")
 _NORMALIZED: Final = (*_SCALED, "reinforce_plus_plus_baseline")
-_SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False) -> Any:
@@ -115,7 +114,7 @@ def _request(key: str, size: int, sample: Any, sampling_params: Mapping[str, Any
         task=None if task is None else str(task),
         prompt=sample.prompt,
         seed=int(number or 0),
-        sampling={name: sampling_params[name] for name in _SAMPLING if sampling_params.get(name) is not None},
+        sampling=sampling_of(sampling_params, training=not evaluation),
         deadline=_deadline(),
         purpose="eval" if evaluation else "train",
         ratios=None if evaluation else sampling_params.get("temperature", 1.0),

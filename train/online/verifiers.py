@@ -15,11 +15,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 from train.errors import TrainError
 from train.extras import optional
-from train.online.groups import RUN, FinishedGroup, GroupRequest, GroupWithheld, connect, wait_group
+from train.online.groups import RUN, FinishedGroup, GroupRequest, GroupWithheld, connect, sampling_of, wait_group
 from train.online.traces import calls_of, nodes_of
 
 vf: Any = optional(
@@ -27,7 +27,6 @@ vf: Any = optional(
     needed_for="train.online.verifiers needs verifiers",
     install="use it in a run of verifiers 0.4 or prime-rl, with its environment",
 )
-_SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class ServiceTaskData(vf.TaskData):  # type: ignore[misc]
@@ -114,7 +113,7 @@ def _request(key: str, task: str, ctx: Any, deadline: float | None) -> GroupRequ
         key=key,
         size=1,
         task=task,
-        sampling={name: sampling[name] for name in _SAMPLING if name in sampling},
+        sampling=sampling_of(sampling, training=training),
         policy_version=version if version.isdecimal() else None,
         deadline=deadline,
         purpose="train" if training else "eval",

@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from train.extras import optional
-from train.online.groups import RUN, GroupMembers, GroupRequest, GroupWithheld, connect
+from train.online.groups import RUN, GroupMembers, GroupRequest, GroupWithheld, connect, sampling_of
 from train.online.rows import Row, main_row
 
 logger = logging.getLogger(__name__)
 
 _MEMBERS: Final = GroupMembers()
-_SAMPLING: Final = ("temperature", "top_p", "top_k", "repetition_penalty")
 #: Values of `extra_info.split`, which verl's own data preparation writes, that stand for evaluation.
 _EVALUATION: Final = frozenset({"test", "val", "validation", "eval"})
 
@@ -149,14 +148,14 @@ class ServiceLoop:
             task=None if task is None else str(task),
             prompt=row.get("raw_prompt"),
             seed=int(seed),
-            sampling={name: sampling_params[name] for name in _SAMPLING if sampling_params.get(name) is not None},
+            sampling=sampling_of(sampling_params, training=purpose == "train"),
             policy_version=str(row["global_steps"]) if synchronous else None,
             deadline=self._deadline,
             purpose=purpose,
-            ratios=sampling_params.get("temperature")
+            # Nothing of a greedy baseline (temperature 0) is trained.
+            ratios=(sampling_params.get("temperature") or None)
             if purpose == "train" and sampling_params.get("logprobs")
             else None,
-            max_output_tokens=self._max_output_tokens,
         )
 
 

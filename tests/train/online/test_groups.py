@@ -10,7 +10,7 @@ import pytest
 
 from tests.train.online.groups import Service, records_of
 from train.errors import BadInput, ServiceUnavailable
-from train.online.groups import GroupMembers, GroupRequest, connect, read_group, wait_groups
+from train.online.groups import GroupMembers, GroupRequest, connect, read_group, sampling_of, wait_groups
 
 
 def request(size: int, key: str = "step-1") -> GroupRequest:
@@ -101,6 +101,12 @@ async def test_the_first_group_that_fails_cancels_the_others() -> None:
         await wait_groups(service, [request(1, "a"), request(1, "b")])  # type: ignore[arg-type]
     assert await asyncio.to_thread(service.stopped.wait, 10)
     assert service.cancelled == ["a"]
+
+
+def test_what_a_trainer_does_not_say_about_sampling_is_plain() -> None:
+    given = {"temperature": 0.5, "top_p": None, "logprobs": 1, "max_tokens": 9}
+    assert sampling_of(given, training=True) == {"temperature": 0.5, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
+    assert sampling_of(given, training=False) == {"temperature": 0.5}
 
 
 def test_logprobs_that_are_not_the_trainers_withhold_the_group(tmp_path: Path) -> None:

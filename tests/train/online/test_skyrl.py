@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.train.online.groups import TWO_THREADS, Service, records_of
+from tests.train.online.groups import PLAIN, TWO_THREADS, Service, records_of
 from train.errors import BadInput, ServiceUnavailable
 from train.online import skyrl
 from train.online.rows import rows_of
@@ -51,7 +51,7 @@ async def test_a_group_per_instance_in_the_order_of_the_input(tmp_path: Path, mo
     assert output["stop_reasons"] == ["stop"] * 4 and output["is_last_step"] is output["trajectory_ids"] is None
     assert sorted((asked["seed"], asked["size"]) for asked in service.asked) == [(4, 2), (9, 2)]
     asked = service.asked[0]
-    assert asked["sampling"] == {"temperature": 1.0, "top_k": -1}
+    assert asked["sampling"] == PLAIN
     assert (asked["policy_version"], asked["purpose"], asked["max_output_tokens"]) == ("12", "train", 99)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.train.online.groups import TWO_THREADS, Service, records_of
+from tests.train.online.groups import PLAIN, TWO_THREADS, Service, records_of
 from train.errors import BadInput
 from train.online import slime
 from train.online.rows import rows_of
@@ -80,7 +80,7 @@ async def test_a_group_of_four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert (sample.index, sample.rollout_id, sample.group_index) == (60 + place, 60 + place, 6)
     [asked] = service.asked
     assert (asked["size"], asked["seed"], asked["purpose"], asked["max_output_tokens"]) == (4, 6, "train", 77)
-    assert asked["sampling"] == {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
+    assert asked["sampling"] == PLAIN
 
 
 async def test_the_sequences_of_a_rollout_are_siblings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
