@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from train.groups.advantage import EPS, AdvantageKind
 from train.groups.groups import DEFAULT_BY, GroupOptions, parse_group_by
@@ -13,6 +13,7 @@ from train.rollouts.rollouts import Warn
 from train.stream.records import Encode, RolloutRecord
 from train.stream.stream import Stream, StreamOptions
 
+Purpose = Literal["train", "eval", "all"]
 OnWithheld = Callable[[list[RolloutRecord]], None]
 
 
@@ -27,6 +28,7 @@ def stream_rollouts(
     advantage: AdvantageKind = "grpo",
     std_ddof: int = 1,
     eps: float = EPS,
+    purpose: Purpose = "train",
     on_withheld: OnWithheld | None = None,
     on_warning: Warn | None = None,
 ) -> Iterator[RolloutRecord]:
@@ -35,7 +37,8 @@ def stream_rollouts(
     With `follow` it continues until the job ends, and waits for a folder that does not exist yet; without, it reads
     once. `poll_interval` and `timeout` are seconds. With `group_size` N, the N records of a group come one after the
     other, each with its `advantage`. A group that is not whole goes to `on_withheld` as one list instead, each record
-    with `withheld` and `withheld_detail`. `on_warning` is called with a sentence for each thing that was left out.
+    with `withheld` and `withheld_detail`. `purpose` says whether rollouts for training, of an evaluation, or both come;
+    groups never mix them. `on_warning` is called with a sentence for each thing that was left out.
 
     In a record with P prompt ids and C further ids, `sequences[i]` has `prompt_ids` (P ints) and `completion_ids`,
     `completion_mask` and `completion_logprobs` (C values each: mask 1 and a logprob for sampled ids, 0 and 0.0 for
@@ -45,7 +48,7 @@ def stream_rollouts(
     `timeout` ran out. Raises `BadInput` or `NoSuchPath` at once for arguments that cannot be used.
     """
     groups = GroupOptions(_keys(group_by), group_size, advantage, std_ddof, eps)
-    options = StreamOptions(follow, poll_interval, timeout, groups)
+    options = StreamOptions(follow, poll_interval, timeout, groups, purpose)
     stream = Stream(Path(path), options, Encode(text=False), on_withheld=on_withheld, on_warning=on_warning)
     return _records(stream)
 
@@ -61,6 +64,7 @@ async def astream_rollouts(
     advantage: AdvantageKind = "grpo",
     std_ddof: int = 1,
     eps: float = EPS,
+    purpose: Purpose = "train",
     on_withheld: OnWithheld | None = None,
     on_warning: Warn | None = None,
 ) -> AsyncIterator[RolloutRecord]:
@@ -74,7 +78,7 @@ async def astream_rollouts(
         return None if callback is None else lambda value: cast(None, loop.call_soon_threadsafe(callback, value))
 
     groups = GroupOptions(_keys(group_by), group_size, advantage, std_ddof, eps)
-    options = StreamOptions(follow, poll_interval, timeout, groups)
+    options = StreamOptions(follow, poll_interval, timeout, groups, purpose)
     stream = Stream(
         Path(path), options, Encode(text=False), on_withheld=on_loop(on_withheld), on_warning=on_loop(on_warning)
     )

@@ -16,6 +16,9 @@ from capture.journal.files import write_jsonl
 Events = list[dict[str, Any]]
 Message = dict[str, Any]
 
+#: `training_ready_reason` of a rollout that is no training data because it was run to evaluate the policy.
+EVALUATION_REASON = "evaluation"
+
 
 def verifiers_row(result: dict[str, Any], events: Events) -> dict[str, Any]:
     """One verifiers-style row. An unscored rollout has reward 0.0 and `info.reward_valid` false: check the latter."""
@@ -29,7 +32,8 @@ def verifiers_row(result: dict[str, Any], events: Events) -> dict[str, Any]:
         "metrics": metrics(result),
         "is_completed": result.get("error") is None,
         "is_truncated": bool(result.get("partial_trajectory")),
-        "info": {
+        "info": _purpose(result)
+        | {
             "task_id": result.get("task_name"),
             "environment": result.get("sandbox"),
             "model": result.get("model"),
@@ -57,7 +61,8 @@ def results_row(
         "example_id": example_id,
         "prompt": prompt,
         "completion": completion,
-        "info": {
+        "info": _purpose(result)
+        | {
             "task_id": result.get("task_name"),
             "task_name": result.get("task_name"),
             "rollout_name": result.get("rollout_name"),
@@ -104,7 +109,14 @@ def not_ready(result: dict[str, Any]) -> str | None:
         return "verifier_error"
     if not (result.get("agent_result") or {}).get("n_calls"):
         return "missing_healthy_structured_llm_trajectory"
-    return None
+    return EVALUATION_REASON if result.get("purpose") == "eval" else None
+
+
+def _purpose(result: dict[str, Any]) -> dict[str, Any]:
+    """What marks a row of an evaluation, for readers that know `training_ready` alone too."""
+    if result.get("purpose") != "eval":
+        return {}
+    return {"purpose": "eval", "training_ready": False, "training_ready_reason": EVALUATION_REASON}
 
 
 def write_verifiers(path: Path, row: dict[str, Any]) -> None:

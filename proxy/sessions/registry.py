@@ -22,7 +22,6 @@ from capture.journal.layout import JOURNAL
 from proxy.errors import NoSuchSession, Refusal, SessionError
 from proxy.http.headers import Headers
 from proxy.runtime.lru import MemoryBudget
-from proxy.sessions.budget import Budget
 from proxy.sessions.keys import KEY, digest, from_a_page, keys
 from proxy.sessions.placement import Placement
 from proxy.sessions.policy import Policy
@@ -109,13 +108,18 @@ class Sessions:
             journal, left = self._out / name / JOURNAL, self._left.pop(name, None)
         try:
             writer = JournalWriter(journal, fsync=self._fsync, left=left)
-            earlier = JournalReader(journal) if writer.next_call and Budget.of(options) is not None else None
         except JournalError as error:
             raise SessionError(str(error)) from error
+        if left is None and writer.next_call and (before := _purpose_of(journal)) != options.purpose:
+            writer.close()
+            raise SessionError(
+                f"the journal {journal} has calls for {before}, and these would be for {options.purpose}: give another "
+                f"journal (--out), or --purpose {before}"
+            )
         key = key if key is not None else self._placement.new_key()
         session = Session(name, options, writer, replicas, key=key, session_id=session_id, budget=self.budget)
-        if session.budget is not None and earlier is not None:
-            session.budget.count_earlier(earlier)
+        if session.budget is not None and session.first_call:
+            session.budget.count_earlier(JournalReader(journal))
         self._by_id[session.id] = session
         self._by_key[digest(session.api_key)] = session
         self._by_name.setdefault(name, []).append(session)
@@ -286,6 +290,12 @@ def _remember(memory: dict[str, V], name: str, value: V) -> None:
     memory[name] = value
     while len(memory) > MOST_LEFT:
         del memory[next(iter(memory))]
+
+
+def _purpose_of(journal: Path) -> str:
+    """What its calls are for: readers take the first call's word for all of them."""
+    first = next(iter(JournalReader(journal)), None)
+    return "eval" if first is not None and first.metadata.get("purpose") == "eval" else "train"
 
 
 def say_stopped(who: str, sessions: Sessions) -> None:

@@ -11,6 +11,7 @@ from train.commands.signals import exit_on_signals
 from train.errors import NothingWritten
 from train.groups.advantage import EPS, AdvantageKind
 from train.groups.groups import DEFAULT_BY, GroupOptions, parse_group_by
+from train.rollouts.purpose import HELP
 from train.rows.convert import ConvertOptions, convert
 from train.rows.formats import NAMES
 
@@ -63,6 +64,7 @@ def convert_command(
             "--redact/--no-redact", help="Replace what looks like a secret; rows of ids that have one are left out."
         ),
     ] = False,
+    purpose: Annotated[str, typer.Option(help=HELP)] = "train",
     require_plain_sampling: Annotated[
         bool,
         typer.Option(
@@ -87,6 +89,7 @@ def convert_command(
         manifest=manifest,
         redact=redact,
         require_plain_sampling=require_plain_sampling,
+        purpose=purpose,
         group=groups if group_advantage else None,
     )
     try:

@@ -18,6 +18,7 @@ import typer
 from train.errors import BadInput, TrainError
 from train.groups.advantage import EPS, AdvantageKind
 from train.groups.groups import DEFAULT_BY, GroupOptions, parse_group_by
+from train.rollouts.purpose import HELP
 from train.stream.records import SCHEMA_VERSION, Encode
 from train.stream.stream import Stream, StreamOptions
 
@@ -39,6 +40,7 @@ def stream_command(
     withheld: Annotated[
         Path | None, typer.Option(help="File for the lines of withheld groups, each with the reason.")
     ] = None,
+    purpose: Annotated[str, typer.Option(help=HELP)] = "train",
     advantage: Annotated[
         str,
         typer.Option(
@@ -60,7 +62,7 @@ def stream_command(
     if sys.stdout is None:
         raise BadInput("standard output is closed; that is where the lines go")
     groups = GroupOptions(parse_group_by(group_by), group_size, cast(AdvantageKind, advantage), std_ddof, eps)
-    options = StreamOptions(follow, poll_interval, timeout, groups)
+    options = StreamOptions(follow, poll_interval, timeout, groups, purpose)
     options.check()
     with _withheld_file(withheld, path) as file:
         stream = Stream(

@@ -71,11 +71,14 @@ def group_key(rollout: Rollout, by: Sequence[str] = DEFAULT_BY) -> GroupKey:
     """`{"task": .., "agent": .., ...}`.
 
     Repeats of a run are separate jobs, even where they share a name: their `job` here begins with the trial. Members
-    of a group that a trainer asked for have its key as `group` too, whatever else they are grouped by.
+    of a group that a trainer asked for have its key as `group` too, whatever else they are grouped by; rollouts of an
+    evaluation are in no group with others.
     """
     key = {key: rollout.job_path if key == "job" else getattr(rollout, key) for key in KEYS if key in by}
     if rollout.group is not None:
         key["group"] = rollout.group
+    if rollout.purpose != "train":
+        key["purpose"] = rollout.purpose
     return key
 
 

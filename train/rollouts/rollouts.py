@@ -6,12 +6,14 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from capture.errors import JournalError
 from capture.journal.call import Call
 from capture.journal.journal import JournalReader
 from capture.journal.layout import EVALUATION, LOCK, RESULT, SOLVER, RolloutDir
@@ -57,7 +59,7 @@ def _from_file(path: Path, warn: Warn) -> Rollout:
     folder = path.parent.parent if path.parent.name == "trajectory" else path.parent
     return Rollout(
         path=folder, rollout_path=path.name, name=folder.resolve().name, job=folder.resolve().parent.name, journal=path,
-        warn=warn,
+        purpose=_purpose_of(path), warn=warn,
     )  # fmt: skip
 
 
@@ -107,7 +109,7 @@ def _unfinished(folder: Path, root: Path, warn: Warn) -> Rollout | None:
     resolved = folder.resolve()
     return Rollout(
         path=folder, rollout_path=relative(folder, root), name=resolved.name, job=resolved.parent.name,
-        journal=journal, task=_task_of(resolved.name), warn=warn,
+        journal=journal, task=_task_of(resolved.name), purpose=_purpose_of(journal), warn=warn,
     )  # fmt: skip
 
 
@@ -150,6 +152,7 @@ def read_rollout(folder: Path, root: Path, warn: Warn) -> Rollout | None:
         finished_at=_text(result.get("finished_at")),
         retry_of=_text(result.get("retry_of")),
         says_retry_of="retry_of" in result,
+        purpose="eval" if result.get("purpose") == "eval" else "train",
         group=_text(group.get("key")),
         group_index=index if type(index := group.get("index")) is int else None,
         endpoint_kind=_text(usage.get("endpoint_kind")) if isinstance(usage, dict) else None,
@@ -190,6 +193,8 @@ class Rollout:
     #: The attempt that this one replaces, where the runner says so.
     retry_of: str | None = None
     says_retry_of: bool = False
+    #: `train`, or `eval`: it was run to evaluate the policy, and is no training data.
+    purpose: str = "train"
     #: The key of the group that a trainer asked `bench serve` for, and the rollout's place in it.
     group: str | None = None
     group_index: int | None = None
@@ -222,6 +227,14 @@ class Rollout:
         yield from reader
         for problem in reader.problems:
             self.warn(f"{self.journal}: {problem.what}")
+
+
+def _purpose_of(journal: Path) -> str:
+    """What a journal without a result is for: all of its calls say the same (`proxy.sessions.registry`)."""
+    with suppress(JournalError):
+        for call in JournalReader(journal):
+            return "eval" if call.metadata.get("purpose") == "eval" else "train"
+    return "train"
 
 
 def _written_at(path: Path) -> int:

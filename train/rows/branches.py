@@ -18,7 +18,9 @@ def usable_calls(rollout: Rollout, tally: Tally) -> Iterator[Call]:
     """The agent's own calls that were answered completely; the others are counted."""
     for call in rollout.calls():
         tally.exchanges_seen += 1
-        if call.status_code != 200 or call.outcome == "error":
+        if call.outcome == "ended":
+            tally.leave_out("ended")
+        elif call.status_code != 200 or call.outcome == "error":
             tally.leave_out("provider_error")
         elif call.outcome != "ok":
             tally.leave_out("interrupted")

@@ -15,13 +15,14 @@ from capture.journal.files import write_json
 from capture.journal.layout import EVALUATION, LOCK, SUMMARY, RolloutDir
 from train.errors import BadInput, NoSuchPath, NothingWritten
 from train.groups.groups import GroupOptions
+from train.rollouts.purpose import check_purpose, is_wanted
 from train.rollouts.rollouts import Rollout, find_rollouts
 from train.rows.examples import ROW_MODES, ExampleOptions, conversation_examples, token_examples
 from train.rows.formats import find_format
 from train.rows.formats.base import Format, MalformedArguments, Origin, Row
 from train.rows.group_members import Member, whole_groups
 from train.rows.row_files import is_row_file, row_file_examples
-from train.rows.skip_reasons import Tally
+from train.rows.skip_reasons import OTHER_PURPOSE, Tally
 from train.rows.writers import RowWriter, open_rows
 
 
@@ -37,6 +38,8 @@ class ConvertOptions:
     manifest: Path | None = None
     redact: bool = False
     require_plain_sampling: bool = False
+    #: `train`, `eval` or `all`.
+    purpose: str = "train"
     group: GroupOptions | None = None
 
 
@@ -82,6 +85,7 @@ def check_options(path: Path, out: Path, options: ConvertOptions) -> Format:
     form = find_format(options.format)
     if not path.exists():
         raise NoSuchPath(f"No such path: {path}")
+    check_purpose(options.purpose)
     if options.row_mode not in ROW_MODES:
         raise BadInput(f"--row-mode must be 'rollout', 'exchange' or 'segment', not '{options.row_mode}'")
     if form.container == "folder" and options.row_mode != "rollout":
@@ -119,15 +123,17 @@ def _from_rollouts(
             else:
                 _write(rollout, None, form, options, rows, tally)
         return
-    for group in whole_groups(_finished(found, tally), options.group, tally):
+    for group in whole_groups(_finished(found, options, tally), options.group, tally):
         _write_group(group, form, options, rows, tally)
 
 
-def _finished(found: Iterable[Rollout], tally: Tally) -> Iterator[Rollout]:
+def _finished(found: Iterable[Rollout], options: ConvertOptions, tally: Tally) -> Iterator[Rollout]:
     """Rollouts for groups: all that finished; errors and rewards are judged per group."""
     for rollout in found:
         tally.rollouts_seen += 1
-        if _unfinished(rollout):
+        if not is_wanted(rollout, options.purpose):
+            tally.leave_out(OTHER_PURPOSE[rollout.purpose])
+        elif _unfinished(rollout):
             tally.leave_out("no_result")
         else:
             yield rollout
@@ -149,6 +155,8 @@ def _write_group(group: list[Member], form: Format, options: ConvertOptions, row
 
 def why_not(rollout: Rollout, options: ConvertOptions) -> str | None:
     """Why a whole rollout is left out, by BenchFlow's rules; None when it is not."""
+    if not is_wanted(rollout, options.purpose):
+        return OTHER_PURPOSE[rollout.purpose]
     if _unfinished(rollout):
         return "no_result"
     result = rollout.result
@@ -263,7 +271,9 @@ def _from_row_file(path: Path, form: Format, options: ConvertOptions, rows: RowW
         )
     if form.reads == "ids":
         raise BadInput(f"{path} has no token ids; give the job folder for {form.name}")
-    for example in row_file_examples(path, options.min_reward, options.include_errored, options.redact, tally):
+    for example in row_file_examples(
+        path, options.min_reward, options.include_errored, options.redact, tally, purpose=options.purpose
+    ):
         if form.needs_reward and example.origin.reward is None:
             tally.leave_out("unscored")
         else:
@@ -271,7 +281,12 @@ def _from_row_file(path: Path, form: Format, options: ConvertOptions, rows: RowW
 
 
 def _manifest(path: Path, form: Format, options: ConvertOptions, tally: Tally, notes: list[str]) -> dict[str, Any]:
-    manifest = tally.manifest() | {"format": form.name, "row_mode": options.row_mode, "sources": [str(path)]}
+    manifest = tally.manifest() | {
+        "format": form.name,
+        "row_mode": options.row_mode,
+        "purpose": options.purpose,
+        "sources": [str(path)],
+    }
     manifest["notes"] = [*manifest["notes"], *notes]
     if options.group is not None:
         manifest["training_signal"] = options.group.to_json() | {"groups": tally.groups}

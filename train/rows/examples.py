@@ -14,7 +14,7 @@ from train.rollouts.messages import NotChat, PlainHistory, plain
 from train.rollouts.rollouts import Rollout
 from train.rows.branches import ContinuedChoice, branch_lines, last_line, usable_calls
 from train.rows.formats.base import ConversationExample, Format, Origin, TokenExample
-from train.rows.skip_reasons import Tally
+from train.rows.skip_reasons import LEFT_OUT_BY_OUTCOME, Tally
 from train.tokens.call_summary import CallSummary
 from train.tokens.rollout_tokens import RolloutTokens, one_call_sequence, read_tokens
 from train.tokens.sampling import biasing, is_applied, not_plain, sentence, temperature_sentence
@@ -188,7 +188,7 @@ def _sequences(tokens: RolloutTokens, options: ExampleOptions, tally: Tally) -> 
 def _single_call(call: CallSummary, tokens: RolloutTokens, tally: Tally) -> TokenSequence | None:
     """A call as a sequence of its own: its prompt, and the choice that the agent continued with."""
     if not call.answered:
-        tally.leave_out("provider_error" if call.outcome == "error" else "interrupted")
+        tally.leave_out(LEFT_OUT_BY_OUTCOME.get(call.outcome, "interrupted"))
         return None
     if call.kind not in TRAINABLE_KINDS:
         tally.leave_out("helper_call")

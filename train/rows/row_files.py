@@ -11,12 +11,12 @@ from typing import Any
 
 from capture.journal.files import read_jsonl
 from capture.journal.layout import JOURNAL
-from capture.journal.trainer_files import reward_of_row
+from capture.journal.trainer_files import EVALUATION_REASON, reward_of_row
 from train.errors import BadInput
 from train.rollouts.messages import NotChat, plain
 from train.rows.examples import redacted
 from train.rows.formats.base import ConversationExample, Origin
-from train.rows.skip_reasons import Tally
+from train.rows.skip_reasons import OTHER_PURPOSE, Tally
 
 
 def is_row_file(path: Path) -> bool:
@@ -29,14 +29,20 @@ def is_row_file(path: Path) -> bool:
 
 
 def row_file_examples(
-    path: Path, min_reward: float | None, include_errored: bool, redact: bool, tally: Tally
+    path: Path,
+    min_reward: float | None,
+    include_errored: bool,
+    redact: bool,
+    tally: Tally,
+    *,
+    purpose: str = "train",
 ) -> Iterator[ConversationExample]:
     """One conversation per row, up to its last reply. `exchange_index` is the row's 0-based number in the file."""
     for number, row in read_jsonl(path):
         tally.rollouts_seen += 1
         info = row["info"] if isinstance(row.get("info"), dict) else {}
         reward = reward_of_row(row)
-        reason = _why_not(row, info, reward, min_reward, include_errored)
+        reason = _other_purpose(info, purpose) or _why_not(row, info, reward, min_reward, include_errored)
         if reason is not None:
             tally.leave_out(reason)
             continue
@@ -71,6 +77,11 @@ def row_file_examples(
         yield redacted(example) if redact else example
 
 
+def _other_purpose(info: dict[str, Any], purpose: str) -> str | None:
+    own = "eval" if info.get("purpose") == "eval" or info.get("training_ready_reason") == EVALUATION_REASON else "train"
+    return None if purpose in ("all", own) else OTHER_PURPOSE[own]
+
+
 def _why_not(
     row: dict[str, Any], info: dict[str, Any], reward: float | None, min_reward: float | None, include_errored: bool
 ) -> str | None:
@@ -79,7 +90,7 @@ def _why_not(
             return "errored_unscored"
         if not include_errored:
             return "errored"
-    elif info.get("training_ready") is False:
+    elif info.get("training_ready") is False and info.get("training_ready_reason") != EVALUATION_REASON:
         return "not_training_ready"
     if min_reward is not None and (reward is None or reward < min_reward):
         return "below_min_reward"

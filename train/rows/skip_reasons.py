@@ -23,6 +23,10 @@ class Reason:
 REASONS = {
     # of rollouts
     "no_result": Reason("rollout", "not finished: no result.json yet", "skipped_no_result"),
+    "evaluation": Reason("rollout", "run as an evaluation; --purpose eval or all takes them", "skipped_evaluation"),
+    "not_evaluation": Reason(
+        "rollout", "run for training; --purpose train or all takes them", "skipped_not_evaluation"
+    ),
     "errored": Reason(
         "rollout", "ended in an error; --include-errored keeps those that were scored", "skipped_terminal_error"
     ),
@@ -69,6 +73,7 @@ REASONS = {
     "not_training_ready": Reason("rollout", "marked not training_ready by its writer", "skipped_invalid"),
     # of calls
     "provider_error": Reason("call", "the engine's answer was an error", "skipped_exchanges_provider_error"),
+    "ended": Reason("call", "past the session's budget, answered by the proxy itself", "skipped_ended"),
     "interrupted": Reason("call", "cut off before the reply was complete", "skipped_interrupted"),
     "helper_call": Reason(
         "call", "a side call (title, summary, sub-agent), not the agent's own work", "skipped_helper_calls"
@@ -94,6 +99,11 @@ REASONS = {
     "side_sequence": Reason("row", "a sequence of side calls", "skipped_helper_calls"),
     "not_structs": Reason("row", "its tools or arguments do not fit the types of the other rows", "skipped_invalid"),
 }  # fmt: skip
+
+#: The outcome of a call that was not answered -> the reason.
+LEFT_OUT_BY_OUTCOME: Final = {"error": "provider_error", "ended": "ended"}
+#: The purpose of a rollout that is not asked for -> the reason.
+OTHER_PURPOSE: Final = {"eval": "evaluation", "train": "not_evaluation"}
 
 
 #: Counters of BenchFlow's manifest that are 0 here: a call without tools is a row, and no message is dropped to fit a

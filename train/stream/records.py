@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NotRequired, TypedDict
+from typing import Any, Final, Literal, NotRequired, TypedDict
 
 import orjson
 
@@ -129,6 +129,7 @@ class RolloutRecord(TypedDict):
     error: str | None
     error_category: str | None
     finished_at: str | None
+    purpose: Literal["train", "eval"]
     token_capture: dict[str, Any]
     calls: list[CallRecord]
     sequences: list[SequenceRecord]
@@ -227,6 +228,7 @@ def record(
         "error": rollout.error or rollout.verifier_error,
         "error_category": rollout.error_category or rollout.verifier_error_category,
         "finished_at": rollout.finished_at,
+        "purpose": rollout.purpose,
         "token_capture": encode.value(tokens.coverage),
         "calls": encode.value(tokens.captured_calls),
         "sequences": [encode.sequence(sequence) for sequence in tokens.sequences],

@@ -15,6 +15,7 @@ from train.groups.withhold import MemberLog, Withheld, member_log, why_withheld
 from train.rollouts.attempts import AttemptsByJob
 from train.rollouts.follow import Finished, Tree
 from train.rollouts.job_state import JobState
+from train.rollouts.purpose import check_purpose, is_wanted, other
 from train.rollouts.rollouts import Rollout, Warn, read_rollout
 from train.stream.records import Encode, record
 from train.tokens.rollout_tokens import RolloutTokens, UnreadableLog, read_log
@@ -38,10 +39,13 @@ class StreamOptions:
     poll_interval: float = 1.0
     timeout: float | None = None
     groups: GroupOptions = field(default_factory=GroupOptions)
+    #: `train`, `eval` or `all`.
+    purpose: str = "train"
 
     def check(self) -> None:
         """Raises `BadInput`."""
         self.groups.check()
+        check_purpose(self.purpose)
         if not 0 < self.poll_interval < float("inf"):
             raise BadInput("--poll-interval must be more than 0 seconds")
         if self.timeout is not None and not self.timeout >= 0:
@@ -56,6 +60,7 @@ class Counts:
     withheld_groups: int = 0
     withheld_rollouts: int = 0
     replaced: int = 0
+    other_purpose: int = 0
 
 
 class Stream:
@@ -152,10 +157,15 @@ class Stream:
             text += f", written to {withheld_file}" if withheld_file else "; --withheld FILE says why"
         if counts.replaced:
             text += f"; {_count(counts.replaced, 'rollout')} left out, replaced by a retry"
+        if counts.other_purpose:
+            what = other(self.options.purpose)
+            text += f"; {_count(counts.other_purpose, f'{what} rollout')} left out (--purpose {self.options.purpose})"
         return text
 
     def _process(self, finished: list[Finished], job_finished: bool) -> Iterator[dict[str, Any]]:
-        rollouts = [rollout for item in finished if (rollout := self._read(item)) is not None]
+        found = [rollout for item in finished if (rollout := self._read(item)) is not None]
+        rollouts = [rollout for rollout in found if is_wanted(rollout, self.options.purpose)]
+        self.counts.other_purpose += len(found) - len(rollouts)
         rollouts.sort(key=finish_order)  # a reading of the whole job makes the same groups as rows do
         for rollout in rollouts:  # all of them first: a later one may replace an earlier one
             self._link(rollout)

@@ -41,6 +41,8 @@ class CallSummary:
     unreadable: str | None
     #: What the engine said when it refused the call before anything was sampled.
     refusal: str | None
+    #: The limit of the session's budget that ended it, with its value: the proxy answered, nothing was sampled.
+    ended: str | None
     sampling: dict[str, Any]
     not_plain: list[str]
     logprobs: LogprobMeaning
@@ -71,6 +73,7 @@ class CallSummary:
             capture=capture,
             unreadable=unreadable,
             refusal=_refusal(call, capture),
+            ended=_ended(call),
             sampling=sampling_of(call),
             not_plain=not_plain(call),
             logprobs=meaning_of(call),
@@ -139,6 +142,13 @@ def _version_ranges(call: Call, capture: TokenCapture | None) -> tuple[tuple[Ver
     pairs = zip(reported, capture.completions, strict=True)
     ranges = tuple(read_ranges(rows, len(choice.token_ids or ())) for rows, choice in pairs)
     return ranges if all(ranges) else ()
+
+
+def _ended(call: Call) -> str | None:
+    if call.outcome != "ended":
+        return None
+    ended = call.metadata.get("ended")
+    return f"{ended.get('limit')} {ended.get('max')}" if isinstance(ended, dict) else "unknown"
 
 
 def _policy_versions(call: Call, ranges: tuple[tuple[VersionRange, ...], ...]) -> tuple[str, ...]:

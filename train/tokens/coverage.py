@@ -116,6 +116,10 @@ def _remarks(summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"{_count(failed['retried'], 'failed call')} answered by a retry"
     if failed["refused"]:
         yield f"{_count(failed['refused'], 'call')} refused by the engine, nothing sampled"
+    if summary.get("purpose") == "eval":
+        yield "an evaluation"
+    if failed["ended"]:
+        yield f"ended by its budget ({summary['budget']}), {_count(failed['ended'], 'call')} answered by the proxy"
     if failed["cut"]:
         yield f"{_count(failed['cut'], 'last call')} cut off, not counted"
     for found in summary["breaks"][:FEW]:
@@ -149,6 +153,8 @@ def explain(tokens: RolloutTokens, prevented: Sequence[Break] = ()) -> Iterator[
     """What `--explain` prints below a rollout's line: incomplete calls, breaks, what token-in did, the sampling."""
     for call in tokens.summary.refused:
         yield f"call {call.number} was refused: {call.refusal}; nothing was sampled, so nothing is missing"
+    for call in tokens.summary.ended:
+        yield f"call {call.number} was past the session's budget ({call.ended}): nothing was sampled"
     for call in tokens.summary.cut:
         yield f"call {call.number} was cut off with the rollout: the agent never had its reply, so it is not counted"
     for call in tokens.summary.counted:

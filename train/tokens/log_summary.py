@@ -41,7 +41,7 @@ class LogSummary:
     @property
     def counted(self) -> list[CallSummary]:
         """The calls that decide whether the rollout is training-grade."""
-        skipped = self.retried | {call.number for call in (*self.refused, *self.cut)}
+        skipped = self.retried | {call.number for call in (*self.refused, *self.cut, *self.ended)}
         return [call for call in self.calls if call.own_work and call.number not in skipped]
 
     @property
@@ -50,8 +50,13 @@ class LogSummary:
         return [
             call
             for call in self.calls
-            if call.own_work and call.refusal is not None and call.number not in self.retried
+            if call.own_work and call.ended is None and call.refusal is not None and call.number not in self.retried
         ]
+
+    @property
+    def ended(self) -> list[CallSummary]:
+        """The calls past the session's budget, side calls too: the proxy answered them itself."""
+        return [call for call in self.calls if call.ended is not None]
 
     @property
     def cut(self) -> list[CallSummary]:
@@ -84,8 +89,11 @@ class LogSummary:
             "side_calls": sum(not call.own_work for call in self.calls),
             "failed_attempts": {
                 "retried": len(self.retried),
-                "unretried": sum(not call.answered and call.number not in self.retried for call in self.calls),
+                "unretried": sum(
+                    not call.answered and call.ended is None and call.number not in self.retried for call in self.calls
+                ),
                 "refused": len(self.refused),
+                "ended": len(self.ended),
                 "cut": len(self.cut),
             },
             "unavailable": _unavailable(counted),
@@ -107,6 +115,8 @@ class LogSummary:
             "segments": len(self.segments),
             "sampled_tokens": sum(segment.sampled for segment in self.segments if segment.kind in TRAINABLE_KINDS),
             "sampling": _sampling(counted),
+            "purpose": rollout.purpose,
+            "budget": self.ended[0].ended if self.ended else None,
             "problems": list(self.problems),
         }
         reason = self._reason(rollout)

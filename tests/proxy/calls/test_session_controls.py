@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from proxy.errors import SessionError
 from proxy.sampling import LIMITS
 from tests.proxy.conftest import Bench, Started
 from tests.proxy.fake_engine import FakeEngine, answers, replays, transcript
@@ -297,3 +298,16 @@ async def test_sessions_have_controls_of_their_own(started: Started, tmp_path: A
         ] == "length"
     assert "max_calls" in last.text and engine.calls[0].body["top_k"] == -1
     assert state["budget"] == {"calls": 1, "sampled_tokens": 10, "reached": "max_calls", "ended_calls": 1}
+
+
+async def test_a_journal_has_calls_of_one_purpose(started: Started) -> None:
+    chat = {"model": "m", "messages": USER}
+    async with engine_for("chat") as engine:
+        async with started(engine.url, purpose="eval") as bench:
+            await bench.client.post("/chat/completions", json=chat)
+        with pytest.raises(SessionError, match=r"has calls for eval, and these would be for train.*--purpose eval"):
+            async with started(engine.url):
+                pass
+        async with started(engine.url, purpose="eval") as bench:
+            await bench.client.post("/chat/completions", json=chat)
+            assert len(bench.calls()) == 2

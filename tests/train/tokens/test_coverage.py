@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from capture.record import FIELDS
 from tests.train.build import broken, conversation, failed, line, make_job, make_rollout, uncaptured
 from tests.train.labelled_breaks import cases
 from tests.train.smollm import smollm
 from train.cli import app
 from train.rollouts.rollouts import find_rollouts
-from train.tokens.coverage import ranges
+from train.tokens.coverage import coverage, ranges
 from train.tokens.rollout_tokens import RolloutTokens, read_tokens
 from train.tokens.sampling import sentence
 
@@ -295,6 +296,7 @@ def test_in_benchflows_logs_a_retry_is_the_call_with_the_same_messages(tmp_path:
         "retried": 0,
         "unretried": 1,
         "refused": 0,
+        "ended": 0,
         "cut": 0,
     }
 
@@ -650,3 +652,47 @@ def test_the_documented_example_is_what_it_prints(tmp_path: Path) -> None:
     text = (Path(__file__).parents[3] / "docs/train.md").read_text()
     shown = text.partition("<!-- explain -->")[2].split("```")[1].partition("my/model\n")[2]
     assert run(job, "--explain", "--tokenizer", tmp_path / "tokenizer").stdout == shown
+
+
+def past_the_budget(number: int, **metadata: Any) -> dict[str, Any]:
+    """The line of a call that the proxy answered because the session's budget was used up."""
+    made = line(number, [1], [])
+    capture = made["metadata"]["token_capture"]
+    why = {"reason": "request_failed", "code": "budget_reached", "detail": "the budget was used up"}
+    capture |= {"prompt_token_ids": None, "completions": [], "unavailable": dict.fromkeys(FIELDS, why)}
+    made["metadata"] |= {
+        "outcome": "ended",
+        "ended": {"limit": "max_calls", "max": 2, "used": 2, "answer": "message"},
+        **metadata,
+    }
+    made["response"] |= {"status_code": 403, "body": {"error": {"message": "the budget is used up", "code": 403}}}
+    return made
+
+
+def test_calls_past_the_budget_cost_nothing_and_are_counted(tmp_path: Path) -> None:
+    calls = [*conversation(2), past_the_budget(2), past_the_budget(3, call_purpose="title")]
+    job = make_job(tmp_path / "job", [{"name": "t__0", "calls": calls}])
+    [seen] = coverage(job)
+    assert seen.training_grade and seen.summary["calls"] == seen.summary["complete_calls"] == 2
+    assert seen.summary["failed_attempts"]["ended"] == 2 and seen.summary["failed_attempts"]["refused"] == 0
+    assert seen.summary["budget"] == "max_calls 2"
+    assert "ended by its budget (max_calls 2), 2 calls answered by the proxy" in seen.line
+    assert "call 2 was past the session's budget (max_calls 2): nothing was sampled" in seen.explained
+
+
+def test_a_call_that_was_cut_before_the_budget_ended_is_missing_or_cut_as_ever(tmp_path: Path) -> None:
+    calls = conversation(2)
+    calls[1]["metadata"] |= {"outcome": "aborted"}
+    calls[1]["metadata"]["token_capture"]["unavailable"] = {
+        "logprobs": {"reason": "request_failed", "code": "stream_aborted", "detail": ""}
+    }
+    job = make_job(tmp_path / "job", [{"name": "t__0", "calls": [*calls, past_the_budget(2)]}])
+    [seen] = coverage(job)
+    assert seen.training_grade and seen.summary["failed_attempts"]["cut"] == 1
+
+
+def test_an_evaluation_is_named(tmp_path: Path) -> None:
+    job = make_job(tmp_path / "job", [{"name": "t__0", "result": {"purpose": "eval"}}, {"name": "t__1"}])
+    seen = {each.rollout.name: each for each in coverage(job)}
+    assert seen["t__0"].line.endswith("; an evaluation") and "evaluation" not in seen["t__1"].line
+    assert [seen[name].to_json()["purpose"] for name in ("t__0", "t__1")] == ["eval", "train"]
