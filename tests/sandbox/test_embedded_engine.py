@@ -196,3 +196,11 @@ def test_weights_that_cannot_be_loaded_leave_the_old_ones_serving(tmp_path: Path
         with pytest.raises(EngineError, match="The old weights are served again"):
             engine.reload(torn)
         assert completion(engine) == before
+
+
+def test_ctrl_c_in_a_terminal_is_the_parents(engine: EmbeddedEngine) -> None:
+    """It reaches all processes of a terminal, and the parent may let its calls end first."""
+    assert engine.pid is not None
+    os.kill(engine.pid, signal.SIGINT)
+    assert not gone_within(engine.pid, 0.3)
+    assert completion(engine)

@@ -138,17 +138,20 @@ class RolloutService:
     def status(self) -> dict[str, Any]:
         return self._call("GET", "/status")
 
-    def set_policy(self, version: str | int) -> None:
-        """Stamps the calls from now on, of running rollouts too, with this version of the weights."""
-        self._call("POST", "/policy", {"version": str(version)})
+    def set_policy(self, version: str | int, model: str | None = None) -> None:
+        """Stamps the calls from now on, of running rollouts too, with this version of the weights.
+
+        `model` is the engine's name for it, where each version has its own (a LoRA adapter).
+        """
+        self._call("POST", "/policy", _policy(version, model))
 
     def pause(self, wait: float = 60.0) -> int:
         """Holds calls to the engine back and waits up to `wait` seconds for those in flight; how many are left."""
         return int(self._call("POST", "/pause", {"wait": wait}, slow=True)["in_flight"])
 
-    def resume(self, version: str | int | None = None) -> None:
-        """Lets the calls go that `pause` held back; with a `version`, they are stamped with it."""
-        self._call("POST", "/resume", {} if version is None else {"version": str(version)})
+    def resume(self, version: str | int | None = None, model: str | None = None) -> None:
+        """Lets the calls go that `pause` held back; with a `version`, as `set_policy` does."""
+        self._call("POST", "/resume", {} if version is None else _policy(version, model))
 
     def load_weights(self, path: str, version: str | int) -> None:
         """Makes the service's own engine serve the GGUF file at `path` (of the service's host) as this version."""
@@ -302,6 +305,10 @@ class Group(Iterator[RolloutRecord]):
         else:
             time.sleep(0.05)
         self._open()
+
+
+def _policy(version: str | int, model: str | None) -> dict[str, str]:
+    return {"version": str(version)} | ({} if model is None else {"model": model})
 
 
 def _check(url: str, key: str | None) -> None:

@@ -183,6 +183,7 @@ def test_the_other_routes() -> None:
         assert service.status()["status"] == "ok"
         service.cancel("a/b c")
         service.set_policy(8)
+        service.set_policy(9, "lora-v9")
         assert service.pause(2.5) == 2
         service.resume()
         service.resume("9")
@@ -192,6 +193,7 @@ def test_the_other_routes() -> None:
         ("GET", "/status", None),
         ("DELETE", "/groups/a%2Fb%20c", None),
         ("POST", "/policy", {"version": "8"}),
+        ("POST", "/policy", {"version": "9", "model": "lora-v9"}),
         ("POST", "/pause", {"wait": 2.5}),
         ("POST", "/resume", {}),
         ("POST", "/resume", {"version": "9"}),

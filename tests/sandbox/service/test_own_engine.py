@@ -1,0 +1,40 @@
+"""`bench serve --gguf`: what does not fit an engine of the service's own is refused before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sandbox.embedded_engine import find_weights
+from sandbox.errors import EngineError, JobError
+from sandbox.rollouts.model_endpoint import BASE_URL
+from sandbox.service.cli import own_engine
+
+
+@pytest.mark.parametrize(
+    ("model", "env", "words"),
+    [
+        ("vllm/policy", {}, "the engine is llama.cpp"),
+        ("policy", {}, "the engine is llama.cpp"),
+        ("llamacpp/", {}, "the engine is llama.cpp"),
+        (None, {BASE_URL: "http://127.0.0.1:1/v1"}, "--gguf starts an engine"),
+    ],
+)
+def test_options_that_do_not_fit(model: str | None, env: dict[str, str], words: str) -> None:
+    with pytest.raises(JobError, match=words):
+        own_engine(find_weights(), model, env, 4)
+
+
+def test_files_that_cannot_be_served(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="there is no such file"):
+        own_engine(tmp_path / "none.gguf", None, {}, 4)
+    text = tmp_path / "text.gguf"
+    text.write_text("no model")
+    with pytest.raises(EngineError, match=r"text\.gguf"), own_engine(text, None, {}, 4):
+        pass
+
+
+def test_the_engine_has_the_name_that_was_given(tmp_path: Path) -> None:
+    assert own_engine(find_weights(), "llamacpp/mine", {}, 4).model == "mine"
+    assert own_engine(find_weights(), None, {}, 4).model == "policy"
