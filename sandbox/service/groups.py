@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -25,6 +24,8 @@ class RolloutGroup:
     task: Task
     #: What the members' folders are named, by index; None where there is no final result.
     members: list[str | None]
+    #: How often the service's policy had changed when it was accepted; -1: in an earlier run, and again since.
+    policies: int = 0
     #: The same in the order in which they finished.
     finished: list[str] = field(default_factory=list)
     verdict: dict[str, Any] | None = None
@@ -33,7 +34,6 @@ class RolloutGroup:
     trouble: str | None = None
     #: Set: nothing of it is to run any longer.
     stop: threading.Event = field(default_factory=threading.Event)
-    accepted_at: float = field(default_factory=time.monotonic)
     #: Members that wait or run.
     open_members: int = 0
     #: Failed rollouts that a continued member replaces, by index.

@@ -1,4 +1,4 @@
-"""`groups.jsonl` of a job: a line when a group is accepted, and one when it ended.
+"""`groups.jsonl` of a job: a line when a group is accepted, one when it ended, and one for each new policy.
 
 A line is on disk before anything follows from it: no rollout starts before its group's line, and nobody is told a
 verdict that a restart would decide again. So a killed service knows what it owes.
@@ -16,13 +16,19 @@ from capture.journal.layout import JobDir
 
 
 class Ledger:
-    """The open ledger of a job; `accepted` and `ended` are what its earlier lines say, by the groups' keys."""
+    """The open ledger of a job, and what its earlier lines say.
+
+    `accepted` and `ended` are by the groups' keys. `policy` is the last one, `{"version", "model", "weights"}`;
+    `under_it` are the keys of groups that were accepted since.
+    """
 
     def __init__(self, job: JobDir) -> None:
         """Raises `JournalError` where it cannot be read or written."""
         self.path = job.groups
         self.accepted: dict[str, dict[str, Any]] = {}
         self.ended: dict[str, dict[str, Any]] = {}
+        self.policy: dict[str, str | None] | None = None
+        self.under_it: set[str] = set()
         self._lock = threading.Lock()
         try:
             self._file = self.path.open("a+b", buffering=0)
@@ -37,8 +43,11 @@ class Ledger:
             row = json.loads_or_none(line) if line else None
             if isinstance(row, dict) and isinstance(row.get("request"), dict):
                 self.accepted[str(row["request"].get("key"))] = row["request"]
+                self.under_it.add(str(row["request"].get("key")))
             elif isinstance(row, dict) and isinstance(row.get("verdict"), dict):
                 self.ended[str(row["verdict"].get("key"))] = row["verdict"]
+            elif isinstance(row, dict) and isinstance(row.get("policy"), dict):
+                self.policy, self.under_it = row["policy"], set()
         if data and not data.endswith(b"\n"):  # a line that a kill cut off
             self._file.write(b"\n")
 
@@ -49,6 +58,10 @@ class Ledger:
     def end(self, verdict: dict[str, Any]) -> None:
         """Raises `JournalError`; a restart decides about the group again then."""
         self._append({"verdict": verdict})
+
+    def change_policy(self, version: str, model: str | None, weights: str | None) -> None:
+        """`weights`: the file that the service's own engine serves. Raises `JournalError`."""
+        self._append({"policy": {"version": version, "model": model, "weights": weights}})
 
     def close(self) -> None:
         self._file.close()

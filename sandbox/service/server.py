@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 from capture.journal.layout import JobDir
 from sandbox.containers.pool import DockerPool, PoolFactory
 from sandbox.embedded_engine import EmbeddedEngine
-from sandbox.errors import JobError
+from sandbox.errors import EngineError, JobError
 from sandbox.rollouts.job import check_tasks, job_proxy
 from sandbox.rollouts.job_folder import evaluation_json, open_job
 from sandbox.rollouts.plan import RolloutPlan
@@ -60,7 +60,10 @@ def serve(
         pool = make_pool(plan.job, list(tasks), lambda text: progress.status(text) if text else None)
         stack.callback(pool.close)
         proxy = stack.enter_context(job_proxy(plan, pool, progress.status))
-        service = RolloutService(plan, tasks, service_options, job, Ledger(folder), pool, proxy, progress)
+        ledger = Ledger(folder)
+        if engine is not None and ledger.policy is not None and ledger.policy.get("weights"):
+            serve_again(engine, str(ledger.policy["weights"]), progress)
+        service = RolloutService(plan, tasks, service_options, job, ledger, pool, proxy, progress)
         try:
             app = ServiceApp(service, options.key, engine).app()
             exit_code = asyncio.run(_run(service, app, options, listener, progress, on_start))
@@ -70,6 +73,18 @@ def serve(
         if left:
             progress.status(f"{left} groups are not finished; --job {plan.job} --resume continues them")
         return exit_code
+
+
+def serve_again(engine: EmbeddedEngine, weights: str, progress: Progress) -> None:
+    """Has the engine serve what it served when an earlier run ended. Raises `JobError`."""
+    try:
+        engine.reload(Path(weights))
+    except EngineError as error:
+        raise JobError(
+            f"the weights that this job was served with last cannot be loaded ({error}); put {weights} back, or give "
+            "another --job"
+        ) from error
+    progress.status(f"serving {weights} again, which an earlier run had loaded")
 
 
 def listen(host: str, port: int) -> socket.socket:

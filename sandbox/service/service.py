@@ -58,7 +58,9 @@ class RolloutService:
         self.waiters = Waiters()
         self.policy_version = plan.session.policy_version
         self.draining = False
-        self._policy_changed_at = time.monotonic()
+        #: How often the policy changed; a group remembers it from when it was accepted.
+        self._policies = 0
+        self._weights: str | None = (ledger.policy or {}).get("weights")
         self._ledger, self._progress = ledger, progress
         self._lock = threading.Lock()
         self._queued = self._running = 0
@@ -86,7 +88,8 @@ class RolloutService:
                 self._ledger.accept(request.body)
             except JournalError as error:
                 raise RequestRefused(507, "not_written", f"the group is not accepted: {error}") from error
-            group = self._add(request)
+            group = self._add(request, self._policies)
+            self._queued += request.size
         self._start(group, range(request.size))
         return group
 
@@ -114,10 +117,23 @@ class RolloutService:
             self._stop(group)
         return group
 
-    def set_policy(self, policy: Policy) -> None:
-        """The policy of the calls from now on, of rollouts that run and of later ones."""
+    def set_policy(self, policy: Policy, weights: str | None = None) -> None:
+        """The policy of the calls from now on, of rollouts that run and of later ones.
+
+        `weights`: the file that the service's own engine serves now. Raises `RequestRefused` where it cannot be
+        written down: a restart would stamp calls with the one before.
+        """
+        try:
+            self._ledger.change_policy(policy.version, policy.model, weights or self._weights)
+        except JournalError as error:
+            raise RequestRefused(507, "not_written", f"the policy is not changed: {error}") from error
+        self._weights = weights or self._weights
+        self._apply(policy)
+
+    def _apply(self, policy: Policy) -> None:
         with self._lock:
-            self.policy_version, self._policy_changed_at = policy.version, time.monotonic()
+            self.policy_version = policy.version
+            self._policies += 1
         if self.proxy is not None:
             self.proxy.set_policy(*policy)
 
@@ -147,6 +163,8 @@ class RolloutService:
 
     def resume(self) -> int:
         """Takes up what the ledger holds; the number of groups that continue."""
+        if (last := self._ledger.policy) is not None:
+            self._apply(Policy(str(last["version"]), last.get("model")))
         results: dict[str, list[dict[str, Any]]] = {}
         for result in finished_rollouts(self.job.dir):
             member = result.get("group")
@@ -156,7 +174,7 @@ class RolloutService:
         for key, body in self._ledger.accepted.items():
             request = GroupRequest.read(body, list(self.tasks.values()), self.plan.session)
             with self._lock:
-                group = self._add(request)
+                group = self._add(request, self._policies if key in self._ledger.under_it else -1)
             group.verdict = self._ledger.ended.get(key)
             for result in results.get(key, []):
                 index = result["group"].get("index")
@@ -169,11 +187,13 @@ class RolloutService:
             if group.verdict is None:
                 continued += 1
                 missing = [index for index, name in enumerate(group.members) if name is None]
+                with self._lock:
+                    self._queued += len(missing)
                 self._start(group, missing)
         return continued
 
-    def _add(self, request: GroupRequest) -> RolloutGroup:
-        group = RolloutGroup(request, self.tasks[request.task], [None] * request.size)
+    def _add(self, request: GroupRequest, policies: int) -> RolloutGroup:
+        group = RolloutGroup(request, self.tasks[request.task], [None] * request.size, policies)
         self.groups[request.key] = group
         return group
 
@@ -182,8 +202,6 @@ class RolloutService:
         if not indexes:
             self._conclude(group)
             return
-        with self._lock:
-            self._queued += len(indexes)
         if group.request.deadline is not None:
             timer = threading.Timer(group.request.deadline, self._expire, [group])
             timer.daemon = True
@@ -251,7 +269,7 @@ class RolloutService:
     def _version(self, group: RolloutGroup) -> str | None:
         """The version that the group named, until a later one was announced to the service."""
         named = group.request.session.get("policy_version")
-        return named if named is not None and group.accepted_at > self._policy_changed_at else self.policy_version
+        return named if named is not None and group.policies == self._policies else self.policy_version
 
     def _finish_member(self, group: RolloutGroup, index: int, name: str) -> None:
         if not self.job.dir.rollout(name).result.exists():

@@ -73,7 +73,7 @@ class Weights:
                 engine.reload(path)
             except EngineError as error:
                 raise RequestRefused(503, "engine", str(error), retry_after=5) from error
-            self._service.set_policy(policy)
+            self._service.set_policy(policy, str(path))
         finally:
             if not self.paused:
                 self._release()

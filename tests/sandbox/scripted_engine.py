@@ -8,9 +8,11 @@ what it got. It stands beside `tests/live`, where the same agents meet real engi
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
+import socket
 import sys
 import threading
 import uuid
@@ -131,7 +133,7 @@ class ScriptedEngine:
         self.seen: list[Body] = []
         self.failed: list[str] = []
         self._server = _Server(("127.0.0.1", 0), _Handler)
-        self._server.engine = self
+        self._server.engine, self._server.connections = self, set()
         self.base_url = f"http://127.0.0.1:{self._server.server_port}/v1"
         self.model = model
 
@@ -142,6 +144,7 @@ class ScriptedEngine:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
+        self._server.close_connections()
 
     def answer(self, body: Body) -> Generator[Body]:
         """The chunks of a streamed answer; the first is the only one of an unstreamed answer."""
@@ -282,6 +285,21 @@ def head(body: Body, kind: str) -> Body:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     engine: ScriptedEngine
+    connections: set[socket.socket]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.connections.discard(request)
+        super().shutdown_request(request)
+
+    def close_connections(self) -> None:
+        """Ends those that clients keep open, as an engine's end does."""
+        for connection in self.connections.copy():
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exception(), ConnectionError):  # a client that leaves is nothing to report

@@ -26,7 +26,7 @@ PROMPT = "Write 42 to `/app/answer.txt`."
 
 
 class Model:
-    """Writes 42 to the file of the prompt. While `gate` is clear, its calls wait."""
+    """Writes 42 to the file of the prompt. While `gate` is clear, the agents' calls wait."""
 
     def __init__(self, right: float = 1.0) -> None:
         self.gate = threading.Event()
@@ -36,6 +36,8 @@ class Model:
         self._right = right
 
     def __call__(self, body: Body) -> Said:
+        if not body.get("tools"):  # the proxy asks what logprobs mean
+            return Said("Yes.")
         with self._lock:
             self.calls += 1
             number = self.calls

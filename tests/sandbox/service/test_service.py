@@ -250,6 +250,26 @@ def suppressed(lines: Iterator[dict[str, Any]]) -> None:
         list(lines)
 
 
+def test_a_killed_service_knows_which_policy_it_serves(service: Service, model: Model) -> None:
+    model.gate.clear()
+    lines = service.lines("old", size=1, policy_version="1")
+    threading.Thread(target=lambda: suppressed(lines)).start()
+    until(lambda: model.calls == 1)
+    service.http.post("/policy", json={"version": "2"})
+    later = service.lines("new", size=1, policy_version="2b")
+    threading.Thread(target=lambda: suppressed(later)).start()
+    until(lambda: model.calls == 2)
+    service.kill(signal.SIGKILL)
+    model.gate.set()
+    service.start(resume=True)
+    assert service.http.get("/status").json()["policy_version"] == "2"
+    stamped = {
+        key: service.group(key, size=1, policy_version=version)[0]["segments"][0]["policy_versions"]
+        for key, version in (("old", "1"), ("new", "2b"))
+    }
+    assert stamped == {"old": ["2"], "new": ["2b"]}
+
+
 def test_a_torn_line_of_the_ledger_is_left_out(service: Service) -> None:
     service.group("whole")
     service.kill(signal.SIGKILL)
