@@ -157,4 +157,4 @@ def own_engine(gguf: Path, model: str | None, env: Mapping[str, str], calls: int
         raise JobError(f"--gguf starts an engine; leave out --agent-env {BASE_URL}, or --gguf")
     if not gguf.is_file():
         raise JobError(f"--gguf {gguf}: there is no such file; give a GGUF file")
-    return EmbeddedEngine(gguf.absolute(), model=name, slots=min(calls, MOST_SLOTS))
+    return EmbeddedEngine(gguf.absolute(), model=name, slots=min(calls, MOST_SLOTS), exact=True)
