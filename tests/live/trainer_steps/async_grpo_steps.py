@@ -1,5 +1,5 @@
 """TRL's AsyncGRPO on the CPU trains the model that `bench serve --gguf` serves, for three updates, as docs/online.md
-shows it: the program is in the variable SHOWN and runs in the current folder. Prints one JSON object.
+shows it: the program is in the variable SHOWN and runs in FOLDER. Prints one JSON object.
 
 All of it is TRL's own but one function: FlashAttention runs on CUDA only, and `flash_attn_varlen_func` below stands in.
 """
@@ -33,7 +33,7 @@ def flash_attn_varlen_func(
     causal=True,
     window_size=(-1, -1),
 ):
-    """Attention of each segment's queries, the last rows of its keys, over the keys before them; [tokens, heads, dim]."""
+    """Attention of each segment's queries, the last rows of its keys, over the keys before them: [tokens, heads, d]."""
     assert causal and window_size == (-1, -1)
     out = torch.empty_like(q)
     for segment in range(len(cu_seqlens_q) - 1):
@@ -101,6 +101,7 @@ def worst(model, row):
 
 
 def main():
+    os.chdir(os.environ["FOLDER"])
     torch.set_num_threads(1)
     async_grpo.AsyncGRPOTrainer, transfers.GgufTransfer = Trainer, Transfer
     adapter.RolloutWorker = functools.partial(adapter.RolloutWorker, sample_type=sample)
