@@ -32,28 +32,22 @@ FIELDS: Final = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "rollou
 SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-class Transfer(Protocol):
-    """How weights reach the engine: TRL's own `WeightTransferProtocol`, as AsyncGRPO uses it too."""
+class WeightTransfer(Protocol):
+    """How weights reach the engine; those in `train.online.weights` also hold calls back and set the policy version."""
 
-    def init_weight_transfer(self) -> None: ...
-
-    def pause(self) -> None: ...
-
-    def send_weights(self, iterator: Iterator[tuple[str, Any]]) -> None: ...
-
-    def resume(self) -> None: ...
+    def update(self, weights: Iterator[tuple[str, Any]]) -> int: ...
 
 
 class ServiceRollouts:
     """A `rollout_func`. Sequences of rollouts that had no place in a row are counted in `left_out`.
 
-    With `transfer`, the main process sends the weights whenever the trainer's step has moved, and the service learns
-    the step as the policy's version; without it, someone else updates the engine. `deadline` is in seconds, of a whole
-    group. The sampling that the trainer's configuration asks for wins over what an agent sends.
+    With `transfer`, the main process sends the weights before the first rollouts and whenever the trainer's step has
+    moved since; without it, someone else updates the engine. `deadline` is in seconds, of a whole group. The sampling
+    that the trainer's configuration asks for wins over what an agent sends.
     """
 
     def __init__(
-        self, service: RolloutService, *, transfer: Transfer | None = None, deadline: float | None = None
+        self, service: RolloutService, *, transfer: WeightTransfer | None = None, deadline: float | None = None
     ) -> None:
         self._service, self._transfer, self._deadline = service, transfer, deadline
         self._run = uuid.uuid4().hex[:12]
@@ -88,7 +82,6 @@ class ServiceRollouts:
             size=size,
             task=task,
             sampling=demanded_sampling(trainer.args),
-            policy_version=str(trainer.state.global_step),
             deadline=self._deadline,
             purpose="train" if trainer.model.training else "eval",
         )
@@ -116,14 +109,9 @@ class ServiceRollouts:
         step = trainer.state.global_step
         if self._transfer is None or step == self._sent_step:
             return
-        first, self._sent_step = self._sent_step is None, step
         if trainer.accelerator.is_main_process:
-            if first:
-                self._transfer.init_weight_transfer()
-            self._transfer.pause()
-            self._transfer.send_weights(whole_weights(trainer))
-            self._transfer.resume()
-            self._service.set_policy(str(step))
+            self._transfer.update(whole_weights(trainer))
+        self._sent_step = step
         trainer.accelerator.wait_for_everyone()
 
     def _warn_about_the_loss(self, trainer: Any) -> None:

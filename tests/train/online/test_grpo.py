@@ -24,19 +24,11 @@ class Weights:
     """A transfer that notes what it was asked for."""
 
     def __init__(self) -> None:
-        self.calls: list[str] = []
+        self.updates: list[list[str]] = []
 
-    def init_weight_transfer(self) -> None:
-        self.calls.append("init")
-
-    def pause(self) -> None:
-        self.calls.append("pause")
-
-    def send_weights(self, iterator: Iterator[tuple[str, Any]]) -> None:
-        self.calls.append(",".join(name for name, _ in iterator))
-
-    def resume(self) -> None:
-        self.calls.append("resume")
+    def update(self, weights: Iterator[tuple[str, Any]]) -> int:
+        self.updates.append([name for name, _ in weights])
+        return len(self.updates)
 
 
 def trainer(*, step: int = 0, training: bool = True, main: bool = True, **model: Any) -> Any:
@@ -73,8 +65,6 @@ def answering(group: Callable[[Any], list[dict[str, Any]]], **given: Any) -> Cal
     def answer(method: str, path: str, body: Any) -> Answer:
         if path == "/tasks":
             return ok({"tasks": TASKS})
-        if path == "/policy":
-            return ok({})
         records = group(body)
         # Records come in the order in which they finish, the verdict has them in order.
         return 200, {}, ndjson(*reversed(records), verdict(body["key"], records, **given))
@@ -106,12 +96,12 @@ def test_the_service_is_asked_for_what_the_trainer_demands(tmp_path: Path, train
     records = members(tmp_path, 1)
     with scripted_service(answering(lambda _: records)) as service:
         rollouts = ServiceRollouts(RolloutService(service.url, KEY), deadline=60.0)
-        for step in (3, 3):
-            rollouts([[{"role": "user", "content": "Write the word."}]], trainer(step=step, training=training))
+        for _ in range(2):
+            rollouts([[{"role": "user", "content": "Write the word."}]], trainer(training=training))
         first, second = (body for _, path, body in service.requests if path == "/groups")
     assert first.pop("key") != second.pop("key")
     assert first == second == {
-        "size": 1, "task": "word", "deadline": 60.0, "policy_version": "3", "purpose": "train" if training else "eval",
+        "size": 1, "task": "word", "deadline": 60.0, "purpose": "train" if training else "eval",
         "sampling": {"temperature": 0.7, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0},
     }  # fmt: skip
 
@@ -152,20 +142,16 @@ def test_weights_are_sent_when_the_step_has_moved(tmp_path: Path) -> None:
     records, weights = members(tmp_path, 1), Weights()
     with scripted_service(answering(lambda _: records)) as service:
         rollouts = ServiceRollouts(RolloutService(service.url, KEY), transfer=weights)
-        for step in (0, 0, 1):
+        for step, updates in ((0, 1), (0, 1), (1, 2)):
             rollouts(["word"], trainer(step=step))
-        versions = [body for _, path, body in service.requests if path == "/policy"]
-        order = [path for _, path, _ in service.requests if path in ("/policy", "/groups")]
-    assert weights.calls == ["init", "pause", "lm_head", "resume", "pause", "lm_head", "resume"]
-    assert versions == [{"version": "0"}, {"version": "1"}]
-    assert order == ["/policy", "/groups", "/groups", "/policy", "/groups"]
+            assert weights.updates == [["lm_head"]] * updates
 
 
 def test_only_the_main_process_sends_weights(tmp_path: Path) -> None:
     records, weights = members(tmp_path, 1), Weights()
     with scripted_service(answering(lambda _: records)) as service:
         ServiceRollouts(RolloutService(service.url, KEY), transfer=weights)(["word"], trainer(main=False))
-    assert weights.calls == []
+    assert weights.updates == []
 
 
 def test_a_peft_model_is_refused(tmp_path: Path) -> None:
