@@ -60,8 +60,8 @@ class ServiceRollouts:
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
         """One row per prompt, in order: prompt and completion ids, `env_mask` (1: sampled), logprobs, and the reward.
 
-        A rollout of which nothing can be trained, as of a group that is withheld, has a row of one masked token and no
-        reward, which TRL leaves out of the baseline. Raises `ServiceUnavailable`, `ServiceRefused`, and `BadInput` for
+        A rollout of which nothing can be trained, as of a group that is withheld, has a masked row and no reward, and
+        TRL leaves it out of the baseline. Raises `ServiceUnavailable`, `ServiceRefused`, and `BadInput` for
         a prompt that is no task's.
         """
         self._calls += 1
@@ -73,7 +73,7 @@ class ServiceRollouts:
         requests = [self._request(trainer, n, *group) for n, group in enumerate(_runs(tasks))]
         with ThreadPoolExecutor(max_workers=max(1, len(requests))) as pool:
             groups = list(pool.map(partial(read_group, self._service), requests))
-        rows = [self._row(group, place, trainer) for group in groups for place in range(len(group.records))]
+        rows = [self._row(group, place) for group in groups for place in range(len(group.records))]
         return {name: [row[name] for row in rows] for name in FIELDS}
 
     def _request(self, trainer: Any, number: int, task: str, size: int) -> GroupRequest:
@@ -84,16 +84,16 @@ class ServiceRollouts:
             sampling=demanded_sampling(trainer.args),
             deadline=self._deadline,
             purpose="train" if trainer.model.training else "eval",
+            ratios=trainer.args.temperature if _uses_logprobs(trainer) else None,
         )
 
-    def _row(self, group: FinishedGroup, place: int, trainer: Any) -> dict[str, Any]:
+    def _row(self, group: FinishedGroup, place: int) -> dict[str, Any]:
         record, rows = group.records[place], group.rows(place)
-        main = main_row(rows)
+        reward, main = group.reward(place), main_row(rows)
         path = None if record is None else record["rollout_path"]
         if main is None:
             log.warning("group %s: nothing is trained of rollout %d: %s", group.key, place, group.why(place))
-            end = trainer.processing_class.eos_token_id
-            return dict(zip(FIELDS, ([end], [end], [0.0], [0], None, path), strict=True))
+            reward, main = None, group.masked(place)
         if len(rows) > 1:
             self.left_out += len(rows) - 1
             self._warn_once(
@@ -102,7 +102,7 @@ class ServiceRollouts:
                 "GRPOTrainer takes one per prompt: the one with the most sampled tokens is trained; the AsyncGRPO "
                 "adapter trains all",
             )
-        values = (main.prompt_ids, main.completion_ids, main.logprobs, main.completion_mask, group.reward(place), path)
+        values = (main.prompt_ids, main.completion_ids, main.logprobs, main.completion_mask, reward, path)
         return dict(zip(FIELDS, values, strict=True))
 
     def _send_weights(self, trainer: Any) -> None:
@@ -115,7 +115,7 @@ class ServiceRollouts:
         trainer.accelerator.wait_for_everyone()
 
     def _warn_about_the_loss(self, trainer: Any) -> None:
-        if not (trainer.use_vllm and trainer.vllm_importance_sampling_correction):
+        if not _uses_logprobs(trainer):
             self._warn_once(
                 "loss",
                 "GRPOTrainer uses the engine's logprobs in its loss only with use_vllm=True and "
@@ -154,3 +154,8 @@ def _runs(tasks: Sequence[str]) -> Iterator[tuple[str, int]]:
     """Each task with how many times it stands next to itself."""
     for task, members in groupby(tasks):
         yield task, sum(1 for _ in members)
+
+
+def _uses_logprobs(trainer: Any) -> bool:
+    """Whether the trainer's loss has the engine's logprobs in it."""
+    return bool(trainer.use_vllm and trainer.vllm_importance_sampling_correction)

@@ -21,10 +21,10 @@ from train.errors import BadInput, ServiceBusy, TrainError
 from train.extras import optional
 from train.online.chat import choices_of, messages_of, tools_of
 from train.online.client import RolloutService
-from train.online.rows import CallSpan, Row, not_plain, rows_of
+from train.online.rows import CallSpan, Row, rows_of
 from train.online.task_choice import TaskChoice
 from train.stream.records import RolloutRecord
-from train.tokens.sampling import sentence
+from train.tokens.ratio import ratio_ready
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,8 @@ class Session:
     def fetch_training_trace(self) -> Any:
         """An OpenEnv `TrainingTrace`: the calls that are trained, conversation by conversation; empty for none."""
         kind = optional("openenv.core.harness.training", "TrainingTrace", needed_for=NEEDED_FOR, extra="openenv")
-        turns = () if self._record is None else training_turns(self._record)
+        temperature = (self._group.get("sampling") or {}).get("temperature")
+        turns = () if self._record is None else training_turns(self._record, temperature)
         return kind(turns=list(turns))
 
     def verify(self, transcript: list[dict[str, Any]], final_state: Any = None) -> Any:
@@ -179,33 +180,36 @@ class Session:
             log.info("rollout %s was not cancelled: %s", self._key, error)
 
 
-def training_turns(record: RolloutRecord) -> Iterator[Any]:
+def training_turns(record: RolloutRecord, temperature: float | None) -> Iterator[Any]:
     """An OpenEnv `TrainingTurn` per call that is trained: the calls of one conversation after another.
 
     TRL compares a turn with the last row only, so that two agents' calls in the order in which they were made would
-    give a row per call. The conversation that ended last comes last: its reply is the transcript's end.
+    give a row per call. The conversation that ended last comes last: its reply is the transcript's end. A call on whose
+    logprobs a trainer with this temperature can build no ratio is context only: its mask is 0.
     """
     kind = optional("openenv.core.harness.training", "TrainingTurn", needed_for=NEEDED_FOR, extra="openenv")
-    for fields in turn_fields(record):
+    for fields in turn_fields(record, temperature):
         try:
             turn = kind(**fields)
         except ValueError as error:  # pydantic's; the rest of the rollout is as good as before
             log.warning("%s: call %s is left out: %s", record["rollout"], fields["node_id"], _first_lines(error))
             continue
         yield turn
-    if why := not_plain(record):
-        _warn_once(sentence(why))
 
 
-def turn_fields(record: RolloutRecord) -> Iterator[dict[str, Any]]:
+def turn_fields(record: RolloutRecord, temperature: float | None = None) -> Iterator[dict[str, Any]]:
     """The fields of each `TrainingTurn`, in order."""
     calls = {call["index"]: call for call in record["calls"]}
     for row in sorted(rows_of(record), key=lambda row: max(span.call for span in row.spans)):
         for span in row.spans:
-            yield _turn(record, row, span, calls.get(span.call, {}))
+            call: Mapping[str, Any] = calls.get(span.call, {})
+            why = None if temperature is None else ratio_ready(call, temperature)
+            if why is not None:
+                _warn_once(f"{record['rollout']}: call {span.call} and others like it are not trained", why)
+            yield _turn(record, row, span, call, trained=why is None)
 
 
-def _turn(record: RolloutRecord, row: Row, span: CallSpan, call: Mapping[str, Any]) -> dict[str, Any]:
+def _turn(record: RolloutRecord, row: Row, span: CallSpan, call: Mapping[str, Any], *, trained: bool) -> dict[str, Any]:
     end = span.offset + span.length
     prompt = [*row.prompt_ids, *row.completion_ids[: span.offset]]
     sampled, logprobs = row.completion_ids[span.offset : end], row.logprobs[span.offset : end]
@@ -217,7 +221,7 @@ def _turn(record: RolloutRecord, row: Row, span: CallSpan, call: Mapping[str, An
         "completion_token_ids": sampled,
         # An engine's rounding may be above 0, which OpenEnv refuses; a call with more than that is not complete.
         "per_token_logps": [min(float(value), 0.0) for value in logprobs],
-        "loss_mask": [0] * len(prompt) + [1] * len(sampled),
+        "loss_mask": [0] * len(prompt) + [int(trained)] * len(sampled),
         "request": {"messages": messages_of(record, span.call), "tools": tools_of(record, span.call) or None},
         "response": {"choices": choices[position : position + 1]},
         "metadata": {
@@ -248,7 +252,7 @@ def _first_lines(error: Exception) -> str:
 _warned: set[str] = set()
 
 
-def _warn_once(text: str) -> None:
-    if text not in _warned:
-        _warned.add(text)
-        log.warning("%s", text)
+def _warn_once(text: str, reason: str) -> None:
+    if reason not in _warned:
+        _warned.add(reason)
+        log.warning("%s: %s", text, reason)

@@ -126,6 +126,19 @@ def test_the_policy_versions_of_a_call_are_in_its_metadata(tmp_path: Path) -> No
     assert (turn["metadata"]["policy_version"], turn["metadata"]["policy_version_end"]) == ("7", "8")
 
 
+@pytest.mark.parametrize(("temperature", "trained"), [(1.0, [1, 1]), (0.7, [0, 1])])
+def test_a_call_without_a_ratio_is_context(
+    tmp_path: Path, temperature: float, trained: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
+    calls = conversation(2)
+    for call, value in zip(calls, (temperature, 1.0), strict=True):
+        call["metadata"]["sampling"] = {"sent": {**plain, "temperature": value}}
+    turns = list(turn_fields(service_record(tmp_path, calls), 1.0))
+    assert [max(turn["loss_mask"]) for turn in turns] == trained
+    assert ("sampled at temperature 0.7" in caplog.text) == (trained == [0, 1])
+
+
 # sessions
 
 
