@@ -92,7 +92,7 @@ class Generator:
             prompt=batch["prompts"][places[0]],
             seed=number,
             sampling=sampling_of(sampling, training=purpose == "train"),
-            policy_version=None if metadata is None else str(metadata.global_step),
+            policy_version=None if metadata is None or metadata.global_step is None else str(metadata.global_step),
             deadline=self._deadline,
             purpose=purpose,
             ratios=sampling.get("temperature") if purpose == "train" and sampling.get("logprobs") is not None else None,

@@ -87,6 +87,14 @@ async def test_a_withheld_group_has_no_gradient(
     assert "is left out: rollout 1 has no reward" in caplog.text
 
 
+async def test_an_evaluation_alone_has_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Service(records_of(tmp_path / "job", [{}]))
+    given = batch(("1", 0), phase="eval")
+    given["batch_metadata"].global_step = None
+    await generator(service, monkeypatch).generate(given)
+    assert service.asked[0]["policy_version"] is None
+
+
 async def test_keys_are_never_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     service = Service(records_of(tmp_path / "job", [{}]))
     made = generator(service, monkeypatch)
