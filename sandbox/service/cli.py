@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from capture.engines.llamacpp import LlamaCpp
-from proxy import is_loopback, option_help
+from proxy import TOKEN_LOGPROBS, is_loopback, option_help
 from sandbox.agents import find_agent
 from sandbox.cli import (
     ENV_HELP,
@@ -104,6 +104,7 @@ def serve_command(
     if gguf is not None:
         engine = context.with_resource(own_engine(gguf, model, env, concurrency))
         model, env[BASE_URL] = f"{LLAMACPP}/{engine.model}", engine.base_url
+        env.setdefault(TOKEN_LOGPROBS, "1")
     provider = read_provider(model, env) if chosen.needs_model else None
     plan = RolloutPlan(
         job=job or default_job_name(),

@@ -76,16 +76,24 @@ def test_rollouts_wait_while_the_engine_is_paused_and_go_on_with_the_new_version
     assert service.http.get("/status").json()["policy_version"] == "8"
 
 
-def test_calls_in_flight_are_counted(service: Service, model: AgentsModel) -> None:
+def test_calls_in_flight_end_with_the_old_version_and_those_after_them_have_the_new_one(
+    service: Service, model: AgentsModel
+) -> None:
     model.gate.clear()
     thread, lines = started(service, "slow", size=2)
     until(lambda: model.agent_calls == 2)
     assert service.http.post("/pause", json={"wait": 0.1}).json() == {"in_flight": 2}
     model.gate.set()
     assert service.http.post("/pause", json={"wait": WAIT}).json() == {"in_flight": 0}
-    assert service.http.post("/resume").status_code == 200
+    assert service.http.get("/status").json()["paused"] is True
+    assert service.http.post("/resume", json={"version": "8"}).status_code == 200
     thread.join(WAIT)
-    assert lines[-1]["state"] == "complete"
+    *records, verdict = lines
+    assert verdict["state"] == "complete"
+    for record in records:  # its first call was made before, the others after
+        (sequence,) = record["sequences"]
+        spans = [(span["policy_version"], span["policy_version_end"]) for span in sequence["version_spans"]]
+        assert spans == [("0", None), *[("8", None)] * (len(spans) - 1)] and len(spans) > 1
 
 
 def test_a_policy_with_a_name_of_its_own_reaches_rollouts_that_run(service: Service, model: AgentsModel) -> None:
