@@ -47,9 +47,8 @@ def branch_lines(rollout: Rollout, tally: Tally) -> set[int]:
     keys = _ConversationKeys()
     continued: set[int] = set()
     answered_prompts: set[int] = set()  # prompts that a later one continues with a reply, whatever it says
-    branch_ends: list[
-        tuple[int, int, int, int, list[int]]
-    ] = []  # number, line, replies in the prompt, its key, its replies'
+    # number, line, replies in the prompt, its key, the keys of its replies
+    branch_ends: list[tuple[int, int, int, int, list[int]]] = []
     turns: set[int] = set()
     for call in usable_calls(rollout, Tally()):
         try:
@@ -58,9 +57,8 @@ def branch_lines(rollout: Rollout, tally: Tally) -> set[int]:
             after = keys.along(prompt)
             replies = [keys.then(after[-1], plain([choice.message]).messages[0]) for choice in chat.choices]
         except NotChat:
-            branch_ends.append(
-                (call.number, call.line, 0, 0, [hash(("alone", call.line))])
-            )  # counted when it is converted
+            # counted when it is converted
+            branch_ends.append((call.number, call.line, 0, 0, [hash(("alone", call.line))]))
             continue
         continued.update(after)
         answers = [at for at, message in enumerate(prompt) if message["role"] == "assistant"]
