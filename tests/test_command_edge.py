@@ -58,7 +58,14 @@ LOADED = {
 }
 
 
-@pytest.mark.parametrize(("door", "module"), [(door, module) for door, found in LOADED.items() for module in found])
+@pytest.mark.parametrize(
+    ("door", "module"),
+    [
+        pytest.param(door, module, marks=() if module in (modules[0], modules[-1]) else pytest.mark.slow)
+        for door, modules in LOADED.items()
+        for module in modules
+    ],
+)
 def test_ctrl_c_while_a_module_loads_is_130_without_a_traceback(tmp_path: Path, door: str, module: str) -> None:
     done = enter(door, tmp_path, AT_IMPORT=module, DO=CTRL_C)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -73,6 +74,7 @@ def test_a_command_loads_only_what_it_uses(tmp_path: Path, words: str, may_load:
     assert set(done.stderr.splitlines()[-1].split()) & HEAVY - may_load == set()
 
 
+@functools.cache
 def commands() -> dict[str, set[str]]:
     """Every command of `bench`, groups included (`train stream`), with its options."""
     found: dict[str, set[str]] = {}

@@ -79,6 +79,7 @@ def test_a_slot_contains_4096_tokens(engine: EmbeddedEngine) -> None:
     assert props["default_generation_settings"]["n_ctx"] == 4096
 
 
+@pytest.mark.engine
 def test_leaving_the_block_ends_the_process_and_frees_the_port() -> None:
     with EmbeddedEngine(slots=1, n_ctx=512, threads=1) as engine:
         pid, url = engine.pid, engine.base_url
@@ -88,6 +89,7 @@ def test_leaving_the_block_ends_the_process_and_frees_the_port() -> None:
         urllib.request.urlopen(f"{url}/models", timeout=2)
 
 
+@pytest.mark.engine
 def test_a_key_is_asked_for_and_stays_off_the_command_line() -> None:
     with EmbeddedEngine(slots=1, n_ctx=512, threads=1, api_key="dummy-key") as engine:
         body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
@@ -171,6 +173,7 @@ def other_weights(path: Path) -> Path:
     return path
 
 
+@pytest.mark.engine
 def test_other_weights_are_served_at_the_same_address(tmp_path: Path) -> None:
     weights = other_weights(tmp_path / "step-2.gguf")
     with EmbeddedEngine(slots=1, n_ctx=512) as engine:
@@ -183,6 +186,7 @@ def test_other_weights_are_served_at_the_same_address(tmp_path: Path) -> None:
         assert completion(engine) == before
 
 
+@pytest.mark.engine
 def test_weights_that_cannot_be_loaded_leave_the_old_ones_serving(tmp_path: Path) -> None:
     torn = tmp_path / "torn.gguf"
     torn.write_bytes(find_weights().read_bytes()[:1_000_000])
