@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from proxy import SessionOptions
 from sandbox.agents import find_agent
 from sandbox.embedded_engine import EmbeddedEngine
 from sandbox.rollouts.model_endpoint import Provider
@@ -52,6 +53,24 @@ def test_each_agent_ends_cleanly_with_a_small_model(tmp_path: Path, engine: Embe
         assert call.outcome in ("ok", "error", "aborted"), call.outcome  # a title may be left when the turn is over
         if call.outcome == "error":
             assert call.status_code == 400 and "context" in str(call.response_body).lower()
+
+
+@pytest.mark.parametrize("name", ["mini", *AGENTS])
+def test_each_agent_stops_at_once_when_its_budget_is_used_up(tmp_path: Path, name: str) -> None:
+    """After its first call it gets a closing message, and calls no more but for a title or the like."""
+    side_calls = AGENTS.get(name, (0, 0))[0]
+    run = scripted(tmp_path, name, session=SessionOptions(max_calls=1 + side_calls))
+    result, outcomes = run.seen.result, [call.outcome for call in run.calls]
+    print(name, outcomes, [call.metadata.get("ended") for call in run.calls], result["timing"], result["error"])
+    assert outcomes.count("ok") == 1 + side_calls and outcomes.count("ended") >= 1
+    assert len(outcomes) <= 2 + side_calls + MOST_AFTER_THE_END.get(name, 0), outcomes
+    assert result["error"] is None and result["stop_reason"] == "budget_reached", result
+    assert result["budget"]["reached"] == "max_calls" and run.seen.reward is not None
+    assert run.covered.training_grade and "ended by its budget" in run.covered.line, run.explained()
+
+
+#: Further calls that an agent makes after the closing message.
+MOST_AFTER_THE_END: dict[str, int] = {}
 
 
 def shell_twice(body: Body) -> Said:

@@ -9,6 +9,7 @@ from typing import Any
 
 from capture.journal.call import Call
 from capture.journal.journal import JournalReader
+from proxy import SessionOptions
 from sandbox.agents import find_agent
 from sandbox.rollouts.model_endpoint import Provider
 from sandbox.tasks.task import load_task
@@ -42,6 +43,7 @@ def scripted(
     refuses: bool = False,
     model: str = MODEL,
     rewrite: Rewrite | None = None,
+    session: SessionOptions | None = None,
     **env: str,
 ) -> AgentRun:
     """Installs the agent where that was not done yet, and lets it write the number in a container.
@@ -53,7 +55,10 @@ def scripted(
     (folder / "task.md").write_text(text)
     with ScriptedEngine(script, model=model, rewrite=rewrite) as engine:
         provider = Provider(f"vllm/{engine.model}", "vllm", engine.model, engine.base_url, None, True)
-        seen = attempt(tmp_path, load_task(folder), find_agent(name), provider=provider, agent_env=env)
+        seen = attempt(
+            tmp_path, load_task(folder), find_agent(name), provider=provider, agent_env=env,
+            session=session or SessionOptions(),
+        )  # fmt: skip
         assert bool(engine.failed) is refuses, engine.failed
         return read_back(seen, engine.seen)
 
