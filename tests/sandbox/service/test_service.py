@@ -62,6 +62,26 @@ def test_a_group_is_records_and_a_verdict(service: Service) -> None:
     assert [r["group"] for r in service.rollouts()].count({"key": "g1", "index": 1, "size": 3}) == 1
 
 
+def test_a_group_controls_its_sessions_and_is_marked_as_an_evaluation(service: Service, engine: ScriptedEngine) -> None:
+    controls = {
+        "purpose": "eval",
+        "max_calls": 1,
+        "max_output_tokens": 64,
+        "sampling": {"temperature": 0.5, "top_k": 3},
+    }
+    *records, verdict = service.group("eval", size=2, **controls)
+    assert verdict["purpose"] == "eval" and {record["purpose"] for record in records} == {"eval"}
+    assert all(record["token_capture"]["training_grade"] for record in records)
+    assert {record["token_capture"]["budget"] for record in records} == {"max_calls 1"}
+    asked = [body for body in engine.seen if body.get("tools")]
+    assert {(body["temperature"], body["top_k"], body["max_tokens"]) for body in asked} == {(0.5, 3, 64)}
+    for result in service.rollouts():
+        assert (result["purpose"], result["stop_reason"], result["error"]) == ("eval", "budget_reached", None)
+        assert result["budget"]["reached"] == "max_calls" and result["token_capture"]["calls"] == 1
+    assert len(service.group("train", size=2)) == 3
+    assert {record["group"]["group"] for record in stream_rollouts(service.job, follow=False)} == {"train"}
+
+
 def test_the_same_key_joins_and_nothing_runs_twice(service: Service) -> None:
     answers: list[list[dict[str, Any]]] = []
     threads = [threading.Thread(target=lambda: answers.append(service.group("same"))) for _ in range(4)]
