@@ -78,7 +78,7 @@ def force(body: dict[str, Any], forced: Mapping[str, Any]) -> None:
     body.update(forced)
 
 
-def sampled_per_token(body: Mapping[str, Any]) -> int:
+def choices_of(body: Mapping[str, Any]) -> int:
     """How many choices a request samples at once: `n`, for each of its prompts."""
     prompts, count = body.get("prompt"), _tokens(body.get("n"))
     several = len(prompts) if isinstance(prompts, list) and not all(isinstance(token, int) for token in prompts) else 1

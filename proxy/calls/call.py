@@ -26,7 +26,7 @@ from proxy.calls.upstream_call import REQUEST_ID, Route, UpstreamCall
 from proxy.errors import FAILED, NotBridged, Refusal, UpstreamBroke, UpstreamError, UpstreamFault, error_body
 from proxy.http.client_request import AgentLeft, ClientRequest, reply_headers
 from proxy.http.headers import Headers
-from proxy.sessions.budget import BudgetReached, Reservation, sampled_tokens
+from proxy.sessions.budget import Budget, BudgetReached, Reservation, sampled_tokens
 from proxy.sessions.session import Session
 from proxy.upstream.client import Response
 from proxy.upstream.gate import Gate
@@ -92,9 +92,7 @@ class Call:
     async def _exchange(self) -> None:
         self.request = self.translator.request(self.request, self.session.options)
         if self.session.budget is not None:
-            self._reservation = await self.session.budget.reserve(self.request.upstream)
-            if self._reservation.limit is not None:
-                self.request = self.request.capped(self._reservation.limit, "max_sampled_tokens")
+            await self._reserve(self.session.budget)
         gate = self.session.replicas.gate
         while gate.closed:
             await self._hold(gate)
@@ -102,6 +100,16 @@ class Call:
         self.request = self.request.to_model(self.session.options.model)
         with gate:
             await self._through()
+
+    async def _reserve(self, budget: Budget) -> None:
+        """Takes the call's part of the budget, and cuts the reply to it. Raises `BudgetReached`."""
+        if self.request.streams and budget.must_wait(self.request.upstream):
+            async with self.writer.kept_alive(self.route.settings.keepalive, self.translator.ping):
+                self._reservation = await budget.reserve(self.request.upstream)
+        else:
+            self._reservation = await budget.reserve(self.request.upstream)
+        if self._reservation.limit is not None:
+            self.request = self.request.capped(self._reservation.limit, "max_sampled_tokens")
 
     async def _hold(self, gate: Gate) -> None:
         """Waits while engines are paused."""

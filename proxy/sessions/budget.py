@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from capture.errors import RecordError
 from capture.journal.call import Call
 from capture.record import TokenCapture
-from proxy.sampling import output_limit, sampled_per_token
+from proxy.sampling import choices_of, output_limit
 from proxy.settings import SessionOptions
 
 #: Calls past the budget that are answered with a message. An agent that calls again all the same gets an error.
@@ -90,7 +90,7 @@ class Budget:
         """The part of the chat or completions call `body`. Raises `BudgetReached`."""
         if self._first is None:
             self._first = time.monotonic()
-        choices = sampled_per_token(body)
+        choices = choices_of(body)
         while True:
             self._check(self._first)
             if self._max_tokens is None:
@@ -111,6 +111,13 @@ class Budget:
         self._running += 1
         self._reserved += reservation.tokens
         return reservation
+
+    def must_wait(self, body: dict[str, Any]) -> bool:
+        """Whether `reserve` would wait for calls that run."""
+        if self._max_tokens is None or not self._running:
+            return False
+        asked = output_limit(body)
+        return asked is None or asked * choices_of(body) > self._max_tokens - self.sampled - self._reserved
 
     def _check(self, first: float) -> None:
         seconds = time.monotonic() - first

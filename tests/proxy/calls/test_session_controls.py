@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from proxy.errors import SessionError
 from proxy.sampling import LIMITS
 from tests.proxy.conftest import Bench, Started
-from tests.proxy.fake_engine import FakeEngine, answers, replays, transcript
+from tests.proxy.fake_engine import FakeEngine, Seen, answers, replays, streams, transcript
 from tests.schemas import validator
 
 USER = [{"role": "user", "content": "hi"}]
@@ -91,6 +92,31 @@ async def test_every_choice_counts_and_the_last_call_is_cut_to_what_is_left(star
     assert second.metadata["sampling"]["output_cap"] == {"asked": 900, "sent": 5, "by": "max_sampled_tokens"}
     assert second.request_body["max_tokens"] == 900 and first.outcome == second.outcome == "ok"
     assert third.outcome == "ended" and third.metadata["ended"]["limit"] == "max_sampled_tokens"
+
+
+async def test_a_stream_that_waits_for_its_part_of_the_budget_is_kept_alive(started: Started) -> None:
+    chat = {"model": "m", "messages": USER, "stream": True}
+    released = asyncio.Event()
+
+    async def hold(_: Seen) -> None:
+        await released.wait()
+
+    first, later = streams(transcript("vllm/chat-tokid-stream")[1], then=hold), replays("vllm/chat-tokid-stream")
+    async with FakeEngine(first, later) as engine:
+        async with started(engine.url, max_sampled_tokens=1000, keepalive=0.02) as bench:
+            running = asyncio.ensure_future(bench.client.post("/chat/completions", json=chat))
+            async with asyncio.timeout(5):
+                while not engine.calls:
+                    await asyncio.sleep(0.005)
+            async with bench.client.stream("POST", "/chat/completions", json=chat) as waiting:
+                pieces = waiting.aiter_text()
+                assert (await anext(pieces)).startswith(": keep-alive")
+                assert len(engine.calls) == 1
+                released.set()
+                text = "".join([piece async for piece in pieces])
+            assert text.endswith("data: [DONE]\n\n") and (await running).is_success
+            assert [call.outcome for call in bench.calls()] == ["ok", "ok"]
+            assert engine.calls[1].body["max_tokens"] < 1000
 
 
 async def test_calls_that_the_engine_did_not_answer_cost_nothing(started: Started) -> None:

@@ -401,6 +401,35 @@ async def test_all_workers_pause_and_resume_with_one_policy_also_one_that_died_m
         assert (await admin.get(f"{proxy.admin}/sessions/nobody/records")).status_code == 404
 
 
+async def test_workers_keep_a_sessions_controls_also_one_that_died(tmp_path: Path) -> None:
+    more = ("--max-calls", "3", "--force-sampling", '{"top_k": -1}', "--purpose", "eval")
+    async with FakeEngine(replays(PLAIN)) as engine, proxies(engine.url, tmp_path, *more) as proxy, boss() as admin:
+        fields = {"journal": str(tmp_path / "own/journal.jsonl"), "max_calls": 2, "force_sampling": {"top_p": 1.0}}
+        own = (await admin.post(f"{proxy.admin}/sessions", json={"name": "own", **fields})).json()
+        opened = [{**own, "journal": Path(str(fields["journal"]))}, await proxy.open(admin, "inherits")]
+
+        async def call(session: dict[str, Any]) -> None:
+            async with httpx.AsyncClient(timeout=60) as agent:
+                while True:
+                    with suppress(httpx.TransportError):  # it reached the process that was being killed
+                        key = {"x-api-key": session["api_key"]}
+                        got = await agent.post(f"{session['base_url']}/chat/completions", json=CHAT, headers=key)
+                        assert got.status_code == 200, got.text
+                        return
+
+        await asyncio.gather(*map(call, opened))
+        for worker in proxy.workers():
+            os.kill(worker, signal.SIGKILL)
+        for _ in range(3):
+            await asyncio.gather(*map(call, opened))
+        for session, most in zip(opened, (2, 3), strict=True):
+            calls = proxy.calls(session["journal"])
+            assert [call.outcome for call in calls] == ["ok"] * most + ["ended"] * (4 - most)
+            assert {call.metadata["purpose"] for call in calls} == {"eval"}
+        assert proxy.calls(opened[0]["journal"])[0].metadata["sampling"]["forced"] == {"top_p": 1.0}
+        assert proxy.calls(opened[1]["journal"])[0].metadata["sampling"]["forced"] == {"top_k": -1}
+
+
 BODY = {**CHAT, "stream": True}
 
 
