@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import threading
 from pathlib import Path
@@ -47,11 +48,18 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], P
     folder = tmp_path_factory.mktemp("grpo")
     write_tasks(folder / "tasks", "write-42")
     with ScriptedEngine(HalfRight()) as engine, Service(folder, engine, concurrency=GROUP, queue=8) as service:
-        printed = run_steps("trl", "grpo_steps.py", service.url, KEY, TOKENIZER, 2)
+        printed = run_steps("trl", "grpo_steps.py", service.url, shown("train.online.grpo"), TOKENIZER, 2)
         return printed, service.job
 
 
-def run_steps(environment: str, script: str, *words: object) -> dict[str, Any]:
+def shown(module: str) -> str:
+    """The program with that module that the docs show."""
+    document = (ROOT / "docs/online-trainers.md").read_text(encoding="utf-8")
+    [found] = re.findall(rf"```python\n([^`]*from {re.escape(module)} import[^`]*)```", document)
+    return str(found)
+
+
+def run_steps(environment: str, script: str, url: str, program: str, *words: object) -> dict[str, Any]:
     """What a script of `trainer_steps` prints, in a trainer's environment with this tree's `train`."""
     python = ENVIRONMENTS / environment / "bin" / "python"
     if not python.exists():
@@ -62,7 +70,14 @@ def run_steps(environment: str, script: str, *words: object) -> dict[str, Any]:
         text=True,
         timeout=800,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TRL_EXPERIMENTAL_SILENCE": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "TRL_EXPERIMENTAL_SILENCE": "1",
+            "BENCHFLOW_SERVE_URL": url,
+            "BENCHFLOW_SERVE_KEY": KEY,
+            "SHOWN": program,
+        },
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.live.test_online_grpo import GROUP, TOKENIZER, run_steps
+from tests.live.test_online_grpo import GROUP, TOKENIZER, run_steps, shown
 from tests.sandbox.scripted_engine import Body, Said, ScriptedEngine, call_shell
 from tests.sandbox.service.local_service import KEY
 from tests.sandbox.service.support import ANSWER, Service, write_tasks
@@ -74,7 +74,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], P
     program = folder / "second.py"
     program.write_text(SECOND)
     with ScriptedEngine(TwoAgents(program)) as engine, Service(folder, engine, concurrency=GROUP, queue=64) as service:
-        printed = run_steps("harness", "harness_steps.py", service.url, KEY, TOKENIZER, 1)
+        program = (
+            shown("train.online.openenv").replace("http://127.0.0.1:8300", service.url).replace('"KEY"', repr(KEY))
+        )
+        printed = run_steps("harness", "harness_steps.py", service.url, program, TOKENIZER, 1)
         return printed, service.job, service.http.get("/status").json()
 
 

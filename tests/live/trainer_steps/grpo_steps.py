@@ -1,22 +1,21 @@
-"""TRL's GRPOTrainer on the rollouts of a service: grpo_steps.py URL KEY TOKENIZER_FOLDER STEPS. Prints one JSON object.
+"""TRL's GRPOTrainer on the rollouts of a service: grpo_steps.py TOKENIZER_FOLDER STEPS. Prints one JSON object.
 
-The model is a small one with random weights and the tokenizer's vocabulary: what is shown is the trainer's way with the
-rows, not that it learns.
+The program is the one that the docs show (SHOWN), on a CPU and for so many steps. The model is a small one with random
+weights and the tokenizer's vocabulary: what is shown is the trainer's way with the rows, not that it learns.
 """
 
 import json
 import logging
+import os
 import sys
 import tempfile
 import warnings
 
 import torch
-from datasets import Dataset
+import trl
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-from trl import GRPOConfig, GRPOTrainer
 
-from train.online.client import RolloutService
-from train.online.grpo import ServiceRollouts, rollout_reward
+import train.online.grpo as adapter
 
 
 class Noting:
@@ -31,11 +30,27 @@ class Noting:
         return len(self.updates)
 
 
-url, key, folder, steps = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+class NotedRollouts(adapter.ServiceRollouts):
+    def __init__(self, service, **options):
+        super().__init__(service, transfer=transfer, **options)
+
+    def __call__(self, prompts, trainer):
+        rows = super().__call__(prompts, trainer)
+        taken.append({name: list(values) for name, values in rows.items()})
+        return rows
+
+
+def cpu_config(output_dir, **options):
+    return config(
+        output_dir, **options, max_steps=int(sys.argv[2]), learning_rate=1e-3, logging_steps=1, report_to=[],
+        use_cpu=True, save_strategy="no", bf16=False,
+    )  # fmt: skip
+
+
 warnings.simplefilter("ignore")
 logging.basicConfig(level=logging.WARNING)
-service = RolloutService(url, key)
-tokenizer = AutoTokenizer.from_pretrained(folder)
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+transfer, taken, config = Noting(), [], trl.GRPOConfig
 torch.manual_seed(7)
 model = LlamaForCausalLM(
     LlamaConfig(
@@ -43,31 +58,15 @@ model = LlamaForCausalLM(
         num_key_value_heads=2, max_position_embeddings=8192, tie_word_embeddings=True,
     )
 )  # fmt: skip
-transfer = Noting()
-rollouts = ServiceRollouts(service, transfer=transfer, deadline=300)
-taken = []
-
-
-def noting_rollouts(prompts, trainer):
-    rows = rollouts(prompts, trainer)
-    taken.append({name: list(values) for name, values in rows.items()})
-    return rows
-
-
-with tempfile.TemporaryDirectory() as out:
-    trainer = GRPOTrainer(
-        model=model,
-        processing_class=tokenizer,
-        reward_funcs=rollout_reward,
-        rollout_func=noting_rollouts,
-        train_dataset=Dataset.from_list([{"prompt": task["prompt"]} for task in service.tasks()] * steps),
-        args=GRPOConfig(
-            output_dir=out, max_steps=steps, per_device_train_batch_size=4, num_generations=4, learning_rate=1e-3,
-            logging_steps=1, report_to=[], use_cpu=True, save_strategy="no", bf16=False,
-            max_completion_length=2048,
-        ),
-    )  # fmt: skip
-    trainer.train()
+trl.GRPOConfig, adapter.ServiceRollouts = cpu_config, NotedRollouts
+program = {}
+with tempfile.TemporaryDirectory() as folder:
+    os.chdir(folder)
+    model.save_pretrained("policy")
+    tokenizer.save_pretrained("policy")
+    exec(os.environ["SHOWN"], program)
+    os.chdir("/")
+trainer = program["trainer"]
 print("\n" + json.dumps({
     "calls": taken,
     "updates": transfer.updates,

@@ -1,13 +1,13 @@
-"""TRL's AsyncGRPO on our OpenEnv sessions: harness_steps.py URL KEY TOKENIZER_FOLDER STEPS. Prints one JSON object.
+"""TRL's AsyncGRPO on our OpenEnv sessions: harness_steps.py TOKENIZER_FOLDER STEPS. Prints one JSON object.
 
 `HarnessRolloutWorker` is TRL's own, in the process that TRL spawns for it. Stand-ins: attention, which TRL has as a
 CUDA kernel alone, is torch's; a CPU has no name in TRL's table of speeds; and weights go nowhere, since the scripted
-engine has none. The model is a small one with random weights.
+engine has none. The worker is made as the docs show (SHOWN). The model is a small one with random weights.
 """
 
-import functools
 import json
 import logging
+import os
 import sys
 import tempfile
 import types
@@ -17,12 +17,11 @@ import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, async_grpo_trainer, packing
-from trl.experimental.async_grpo.openenv_harness import HarnessRolloutWorker
 
-from train.online.client import RolloutService
-from train.online.openenv import SessionFactory
+from train.online.groups import connect
+from train.online.trl import task_prompts
 
-URL, KEY, FOLDER, STEPS = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+FOLDER, STEPS = sys.argv[1], int(sys.argv[2])
 GROUP = 4
 
 
@@ -102,19 +101,14 @@ def main():
             num_key_value_heads=2, max_position_embeddings=8192, tie_word_embeddings=True,
         )
     )  # fmt: skip
-    service = RolloutService(URL, KEY)
-    dataset = Dataset.from_list(
-        [{"prompt": [{"role": "user", "content": task["prompt"]}]} for task in service.tasks()] * (8 * STEPS)
-    )
+    dataset = Dataset.from_list(task_prompts(connect()) * (8 * STEPS))
     transfer = NoWeights()
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(f"{folder}/model")
         tokenizer.save_pretrained(f"{folder}/model")
-        worker = HarnessRolloutWorker(
-            harness_session_factory=functools.partial(SessionFactory, URL, KEY, deadline=300),
-            model_name="policy", dataset=dataset, reward_funcs=[], processing_class=tokenizer,
-            eos_token_ids=[tokenizer.eos_token_id], num_generations=GROUP, max_inflight_tasks=GROUP, queue_maxsize=64,
-        )  # fmt: skip
+        program = {"dataset": dataset, "tokenizer": tokenizer}
+        exec(os.environ["SHOWN"], program)
+        worker = program["worker"]
         worker.rollout_buffer = NotingQueue(worker.rollout_buffer)
         trainer = AsyncGRPOTrainer(
             model=f"{folder}/model",
