@@ -87,6 +87,8 @@ def choices_of(body: Mapping[str, Any]) -> int:
 
 def _tokens(value: object) -> int | None:
     """A number as engines read it (pydantic also takes "5" and 5.0); None for what is none."""
+    if type(value) is int:
+        return value
     try:
         return int(float(value)) if isinstance(value, int | float | str) else None
     except (ValueError, OverflowError):

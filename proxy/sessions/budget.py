@@ -68,7 +68,8 @@ class Budget:
         self.reached: str | None = None
         self._first: float | None = None
         self._running = self._reserved = 0
-        self._settled = asyncio.Event()
+        #: Set when a running call has ended; there only while calls wait for that.
+        self._settled: asyncio.Event | None = None
 
     @classmethod
     def of(cls, options: SessionOptions) -> Budget | None:
@@ -106,6 +107,7 @@ class Budget:
                     self._end("max_sampled_tokens", self._max_tokens, self.sampled)
                 reservation = Reservation(left, left // choices)
                 break
+            self._settled = self._settled or asyncio.Event()
             await self._settled.wait()
         self.calls += 1
         self._running += 1
@@ -140,8 +142,9 @@ class Budget:
         self.sampled += sampled
         if not answered:
             self.calls -= 1
-        self._settled.set()
-        self._settled = asyncio.Event()
+        if self._settled is not None:
+            self._settled.set()
+            self._settled = None
 
     def state(self) -> dict[str, Any]:
         """`reached` is the first limit that ended a call, `ended_calls` how many the proxy answered itself."""

@@ -280,3 +280,19 @@ async def test_the_logprobs_of_llamacpp_are_measured_and_have_no_temperature(ben
     assert [call.metadata["logprobs"] for call in calls] == [wanted] * 3
     logprobs = [call.capture.completions[0].logprobs[0] for call in calls]
     assert logprobs[0] == pytest.approx(logprobs[1], abs=1e-3), "top_k 1 takes the same token"
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("own", [{}, {"max_tokens": 900}, {"n_predict": -1}, {"n": 2}], ids=str)
+async def test_a_budget_of_tokens_holds(bench_of: Callable[..., Any], own: dict[str, Any], streamed: bool) -> None:
+    """Four calls at once, each of which would sample more than is left."""
+    forced = {"temperature": 1.0, "ignore_eos": True}
+    body = {**COLOURS, **own, "model": "m", "stream": streamed}
+    async with bench_of(max_sampled_tokens=30, max_output_tokens=12, force_sampling=forced) as bench:
+        await asyncio.gather(*(bench.client.post("/chat/completions", json=body) for _ in range(4)))
+        calls = bench.calls()
+        state = bench.proxy.sessions.get("default").state()["budget"]
+    sampled = [len(choice.token_ids or ()) for call in calls for choice in call.capture.completions]
+    assert sum(sampled) == state["sampled_tokens"] == 30 and max(sampled) == 12
+    assert [call.outcome for call in calls if call.outcome not in ("ok", "ended")] == []
+    assert state["reached"] == "max_sampled_tokens" and [call.outcome for call in calls].count("ended") >= 1
