@@ -27,6 +27,7 @@ from train.online.rows import main_row, rows_of
 
 WEIGHTS = Path.home() / ".cache/capture-vllm/model"
 GROUP, TASK = 4, "write-42"
+WHY = "one of its rollouts has no reward"
 
 
 @dataclass(frozen=True)
@@ -76,14 +77,28 @@ def service(tmp_path: Path) -> Iterator[Service]:
 @pytest.fixture
 def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[Any]]]:
     """The address of a service that gives four recorded rollouts, the first of two sequences, and their records."""
+    yield from recorded_service(tmp_path, monkeypatch, {})
+
+
+@pytest.fixture
+def withheld(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a service that gives the same rollouts and withholds their group."""
+    verdicts = {"state": "withheld", "reason": "unscored", "detail": WHY, "advantages": None}
+    for url, _ in recorded_service(tmp_path, monkeypatch, verdicts):
+        yield url
+
+
+def recorded_service(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> Iterator[tuple[str, list[Any]]]:
     rollouts = [{"reward": float(number % 2), **({} if number else {"calls": TWO_THREADS})} for number in range(GROUP)]
-    records = records_of(tmp_path / "recorded", rollouts)
+    records = records_of(folder / "recorded", rollouts)
 
     def answer(method: str, path: str, body: Any) -> Answer:
         if path == "/tasks":
             return ok({"tasks": [{"name": TASK, "digest": None, "prompt": "Write 42."}]})
         group = records[: body["size"]]
-        return 200, {}, ndjson(*group[::-1], verdict(body["key"], group))
+        return 200, {}, ndjson(*group[::-1], verdict(body["key"], group, **fields))
 
     monkeypatch.setattr(scripted_service, "KEY", KEY)
     with scripted_service.scripted_service(answer) as running:
@@ -179,3 +194,16 @@ def test_verifiers_server_returns_the_rollouts(source: str, request: pytest.Fixt
             assert branch["token_ids"] == row.prompt_ids + row.completion_ids and branch["trainable"]
             assert branch["mask"] == [0] * len(row.prompt_ids) + row.completion_mask
             assert branch["logprobs"] == [0.0] * len(row.prompt_ids) + row.logprobs
+
+
+def test_nothing_of_a_withheld_group_is_trained(withheld: str) -> None:
+    verl = ask("verl", withheld, WEIGHTS, TASK)
+    assert verl["status"] == {"prompt-1": "failure"} and verl["v1"] == []
+    for row in verl["classic"]:
+        assert not any(row["response_mask"]) and row["response_ids"] and row["reward"] == 0 and row["left_out"] == WHY
+    skyrl = ask("skyrl", withheld, WEIGHTS, TASK, "step")
+    assert skyrl["trained"] == [0] * GROUP and skyrl["rewards"] == [0.0] * GROUP
+    assert skyrl["metrics"]["benchflow/groups_withheld"] == 1
+    for episode in ask("verifiers", withheld, TASK, "2")["episodes"]:
+        assert not episode["ok"] and episode["branches"] == []
+        assert episode["errors"] == [f"GroupWithheld: the rollout is left out: {WHY}"]
