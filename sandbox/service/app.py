@@ -86,7 +86,7 @@ class ServiceApp:
         return JSONResponse({"tasks": rows})
 
     async def status(self, request: Request) -> Response:
-        return JSONResponse({**self.service.status(), "paused": self.weights.paused})
+        return JSONResponse({**await asyncio.to_thread(self.service.status), "paused": self.weights.paused})
 
     async def metrics(self, request: Request) -> Response:
         return Response(generate_latest(self._registry), media_type="text/plain; version=0.0.4")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from capture.errors import CaptureError, JournalError
-from proxy import Policy, ProxyThread
+from proxy import Policy, ProxyError, ProxyThread
 from sandbox.containers.pool import ContainerPool
 from sandbox.errors import SandboxError
 from sandbox.rollouts.attempts import run_attempts
@@ -153,7 +153,15 @@ class RolloutService:
             "concurrency": self.options.concurrency,
             "queue_limit": self.options.queue,
             "groups": {state: self.count(state) for state in STATES},
+            "logprobs": self._logprobs(),
         }
+
+    def _logprobs(self) -> dict[str, str] | None:
+        """What the engine's logprobs mean; None without an engine, and while the proxy stops."""
+        try:
+            return None if self.proxy is None else self.proxy.logprobs()
+        except ProxyError:
+            return None
 
     def count(self, state: str) -> int:
         """How many groups are in this state."""

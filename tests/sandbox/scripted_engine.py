@@ -23,6 +23,7 @@ from typing import Any, Self
 
 import jinja2
 
+from tests.capture.engines.logprob_modes import PEAKED, alternatives, is_measuring
 from tests.train.smollm import encode, smollm
 
 MODEL = "my-policy"
@@ -123,7 +124,10 @@ def side_answer(body: Body) -> str:
 
 
 class ScriptedEngine:
-    """Serves on a free port of loopback while its block lasts; `seen` are the bodies of its model calls, in order."""
+    """Serves on a free port of loopback while its block lasts; `seen` are the bodies of its model calls, in order.
+
+    Calls that measure what its logprobs mean are answered as vLLM does by default, and are not among them.
+    """
 
     def __init__(
         self, script: Script = write_the_number, *, model: str = MODEL, rewrite: Rewrite | None = None
@@ -331,6 +335,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if self.path != "/v1/chat/completions":
             self.give(404, {"detail": "Not Found"})
+            return
+        if is_measuring(body):
+            self.give(200, head(body, "chat.completion") | alternatives(PEAKED, "raw", body))
             return
         try:
             made = self.server.engine.answer(body)

@@ -3,33 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import pytest
 
 from capture.engines.meaning import ALTERNATIVES, LogprobMeaning, measure
-from capture.record import CLAMPED
-
-#: Logits of a small vocabulary: peaked, flat, and all below 0.
-PEAKED = [14.0, 9.0, 6.5, 6.0, 5.0, 4.0, 3.0, 1.0]
-FLAT = [2.1, 2.0, 1.9, 1.85, 1.8, 1.7, 1.6, 1.5]
-LOW = [value - 60 for value in PEAKED]
-
-
-def engine(logits: list[float], mode: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The first token's alternatives as an engine of that mode gives them for a request."""
-    taken = list(logits)
-    if mode in ("temperature", "processed", "processed_logits"):
-        taken = [value / body["temperature"] for value in taken]
-    if mode in ("processed", "processed_logits") and body["top_k"] > 0:
-        taken = [value if rank < body["top_k"] else -math.inf for rank, value in enumerate(taken)]
-    if not mode.endswith("logits"):
-        total = math.log(math.fsum(map(math.exp, taken)))
-        taken = [value - total for value in taken]
-    rows = [{"token": f"t{n}", "bytes": [n], "logprob": max(value, CLAMPED)} for n, value in enumerate(taken)]
-    entry = {**rows[0], "top_logprobs": rows[: body["top_logprobs"]]}
-    return {"choices": [{"logprobs": {"content": [entry]}}]}
+from tests.capture.engines.logprob_modes import FLAT, LOW, PEAKED, alternatives
 
 
 def measured(logits: list[float], mode: str) -> LogprobMeaning | None:
@@ -38,7 +17,7 @@ def measured(logits: list[float], mode: str) -> LogprobMeaning | None:
     try:
         while True:
             assert path == "/v1/chat/completions" and body["max_tokens"] == 1 and body["model"] == "m"
-            path, body = asked.send(json.loads(json.dumps(engine(logits, mode, body))))
+            path, body = asked.send(json.loads(json.dumps(alternatives(logits, mode, body))))
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
 
@@ -94,7 +73,7 @@ def test_an_answer_without_alternatives_ends_the_measuring(answer: Any) -> None:
 def test_a_refused_second_or_third_call_leaves_that_part_unknown() -> None:
     asked = measure("m")
     _, body = next(asked)
-    asked.send(engine(PEAKED, "raw", body))
+    asked.send(alternatives(PEAKED, "raw", body))
     asked.send(None)
     with pytest.raises(StopIteration) as end:
         asked.send({"error": {"message": "top_k is not known"}})

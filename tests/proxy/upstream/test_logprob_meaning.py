@@ -12,8 +12,7 @@ import pytest
 
 from proxy import Proxy, Settings, serve
 from proxy.upstream import probe
-from tests.capture.engines.test_meaning import PEAKED
-from tests.capture.engines.test_meaning import engine as alternatives
+from tests.capture.engines.logprob_modes import PEAKED, alternatives, is_measuring
 from tests.proxy.conftest import Bench, Started
 from tests.proxy.fake_engine import Answer, FakeEngine, Seen, transcript, whole
 
@@ -25,7 +24,7 @@ def samples(mode: str, hold: Callable[[], Any] | None = None) -> Answer:
     """Answers the calls that measure as an engine of that mode does; all others with a recorded chat."""
 
     async def answer(seen: Seen) -> AsyncIterator[bytes]:
-        if seen.body["max_tokens"] == 1:
+        if is_measuring(seen.body):
             if hold is not None:
                 await hold()
             refused = {"error": {"message": "top_logprobs is too high"}}
@@ -58,7 +57,7 @@ async def test_a_call_records_what_was_measured(started: Started, mode: str, tem
         assert await settled(bench.proxy) == wanted
         await bench.client.post("/chat/completions", json=USER)
     assert meanings(bench) == [wanted]
-    assert len([seen for seen in engine.calls if seen.body["max_tokens"] == 1]) == 3
+    assert len([seen for seen in engine.calls if is_measuring(seen.body)]) == 3
     assert bench.call().capture is not None and bench.call().capture.complete  # type: ignore[union-attr]
 
 
@@ -81,7 +80,7 @@ async def test_an_engine_that_refuses_is_asked_once_and_has_its_default(started:
         for _ in range(3):
             await bench.client.post("/chat/completions", json=USER)
     assert {meaning["source"] for meaning in meanings(bench)} == {"engine default"}
-    assert len([seen for seen in engine.calls if seen.body["max_tokens"] == 1]) == 1
+    assert len([seen for seen in engine.calls if is_measuring(seen.body)]) == 1
 
 
 async def test_nothing_is_measured_unless_it_is_asked_for(started: Started) -> None:

@@ -120,6 +120,7 @@ def test_a_cancelled_group_frees_its_sandboxes(service: Service, model: Model) -
     assert time.monotonic() - began < 30
     status = service.http.get("/status").json()
     assert (status["running"], status["queued"]) == (0, 0)
+    assert (status["logprobs"]["temperature"], status["logprobs"]["source"]) == ("not_applied", "probe")
     assert service.rollouts() == []
     model.gate.set()
     assert service.group("next")[-1]["state"] == "complete"

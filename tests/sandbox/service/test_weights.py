@@ -12,30 +12,20 @@ import pytest
 
 from capture.journal.journal import JournalReader
 from sandbox.embedded_engine import find_weights
-from tests.sandbox.scripted_engine import Body, Said, ScriptedEngine
+from tests.sandbox.scripted_engine import ScriptedEngine
 from tests.sandbox.service.support import Model, Service, write_tasks
 from tests.sandbox.support import WAIT
 
 pytestmark = pytest.mark.slow
 
 
-class AgentsModel(Model):
-    """Counts the agents' calls, not those by which the proxy measures the engine."""
-
-    agent_calls = 0
-
-    def __call__(self, body: Body) -> Said:
-        self.agent_calls += bool(body.get("tools"))
-        return super().__call__(body)
+@pytest.fixture
+def model() -> Model:
+    return Model()
 
 
 @pytest.fixture
-def model() -> AgentsModel:
-    return AgentsModel()
-
-
-@pytest.fixture
-def service(tmp_path: Path, model: AgentsModel) -> Iterator[Service]:
+def service(tmp_path: Path, model: Model) -> Iterator[Service]:
     write_tasks(tmp_path / "tasks")
     with ScriptedEngine(model) as engine, Service(tmp_path, engine, concurrency=4, queue=8) as running:
         yield running
@@ -62,13 +52,13 @@ def versions(service: Service) -> set[str]:
 
 
 def test_rollouts_wait_while_the_engine_is_paused_and_go_on_with_the_new_version(
-    service: Service, model: AgentsModel
+    service: Service, model: Model
 ) -> None:
     assert service.http.post("/pause", json={"wait": 5}).json() == {"in_flight": 0}
     thread, lines = started(service, "paused", size=2)
     until(lambda: service.http.get("/status").json()["running"] == 2)
     time.sleep(0.5)
-    assert model.agent_calls == 0
+    assert model.calls == 0
     assert service.http.post("/resume", json={"version": "8"}).json() == {"paused": False}
     thread.join(WAIT)
     assert lines[-1]["state"] == "complete"
@@ -77,11 +67,11 @@ def test_rollouts_wait_while_the_engine_is_paused_and_go_on_with_the_new_version
 
 
 def test_calls_in_flight_end_with_the_old_version_and_those_after_them_have_the_new_one(
-    service: Service, model: AgentsModel
+    service: Service, model: Model
 ) -> None:
     model.gate.clear()
     thread, lines = started(service, "slow", size=2)
-    until(lambda: model.agent_calls == 2)
+    until(lambda: model.calls == 2)
     assert service.http.post("/pause", json={"wait": 0.1}).json() == {"in_flight": 2}
     model.gate.set()
     assert service.http.post("/pause", json={"wait": WAIT}).json() == {"in_flight": 0}
@@ -96,7 +86,7 @@ def test_calls_in_flight_end_with_the_old_version_and_those_after_them_have_the_
         assert spans == [("0", None), *[("8", None)] * (len(spans) - 1)] and len(spans) > 1
 
 
-def test_a_policy_with_a_name_of_its_own_reaches_rollouts_that_run(service: Service, model: AgentsModel) -> None:
+def test_a_policy_with_a_name_of_its_own_reaches_rollouts_that_run(service: Service, model: Model) -> None:
     service.http.post("/pause", json={"wait": 5})
     thread, lines = started(service, "lora", size=1)
     until(lambda: service.http.get("/status").json()["running"] == 1)
@@ -124,7 +114,7 @@ def test_what_cannot_be_done_is_said(service: Service, route: str, body: Any, st
     assert service.http.post(route, json=body, headers={"authorization": "Bearer x"}).status_code == 401
 
 
-def test_the_services_own_engine_serves_new_weights_while_a_rollout_runs(tmp_path: Path, model: AgentsModel) -> None:
+def test_the_services_own_engine_serves_new_weights_while_a_rollout_runs(tmp_path: Path, model: Model) -> None:
     write_tasks(tmp_path / "tasks")
     copy, torn = tmp_path / "step-8.gguf", tmp_path / "torn.gguf"
     copy.symlink_to(find_weights())
