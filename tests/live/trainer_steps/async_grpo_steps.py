@@ -1,7 +1,8 @@
 """TRL's AsyncGRPO on the CPU trains the model that `bench serve --gguf` serves, for three updates, as docs/online.md
 shows it: the program is in the variable SHOWN and runs in FOLDER. Prints one JSON object.
 
-All of it is TRL's own but one function: FlashAttention runs on CUDA only, and `flash_attn_varlen_func` below stands in.
+All of it is TRL's own but two functions that need CUDA: `flash_attn_varlen_func` below stands in for FlashAttention, and
+the device's peak speed, which is for a metric, is left unknown.
 """
 
 import functools
@@ -14,7 +15,7 @@ from typing import ClassVar
 import torch
 import trl.experimental.async_grpo as async_grpo
 from transformers import AutoModelForCausalLM
-from trl.experimental.async_grpo import packing
+from trl.experimental.async_grpo import async_grpo_trainer, packing
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
 import train.online.trl as adapter
@@ -50,6 +51,7 @@ def flash_attn_varlen_func(
 
 
 packing._flash_attn = lambda: SimpleNamespace(flash_attn_varlen_func=flash_attn_varlen_func)
+async_grpo_trainer.get_peak_flops_per_device = lambda *_: None
 
 ROWS = []
 
