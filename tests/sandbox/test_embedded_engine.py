@@ -80,6 +80,29 @@ def test_a_slot_contains_4096_tokens(engine: EmbeddedEngine) -> None:
 
 
 @pytest.mark.engine
+def test_exact_attention_gives_slightly_other_logprobs(engine: EmbeddedEngine) -> None:
+    """As it should where they are rounded less; tests/live/test_online.py compares them with a trainer's."""
+    body = {
+        "model": engine.model,
+        "messages": [{"role": "user", "content": "Say hello to everybody in this room."}],
+        "max_tokens": 1,
+        "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": 5,
+    }
+
+    def first(url: str) -> dict[int, float]:
+        [token] = post(f"{url}/chat/completions", body)["choices"][0]["logprobs"]["content"]
+        return {top["id"]: top["logprob"] for top in token["top_logprobs"]}
+
+    with EmbeddedEngine(exact=True) as exact:
+        found, rounded = first(exact.base_url), first(engine.base_url)
+    both = found.keys() & rounded.keys()
+    distances = [abs(found[token] - rounded[token]) for token in both]
+    assert len(both) >= 3 and 0 < max(distances) < 0.5
+
+
+@pytest.mark.engine
 def test_leaving_the_block_ends_the_process_and_frees_the_port() -> None:
     with EmbeddedEngine(slots=1, n_ctx=512, threads=1) as engine:
         pid, url = engine.pid, engine.base_url
