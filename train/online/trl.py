@@ -36,6 +36,9 @@ class RolloutWorker:
     `group_options` are further arguments of `RolloutService.group`: a deadline, budgets, another advantage. With a
     `run` name, a trainer that starts again with the number of its `first_group` joins the groups that ran before.
 
+    `lora_name` is for a PEFT model whose adapters TRL publishes to vLLM as "trl-policy-v1", "trl-policy-v2", ...: with
+    "trl-policy" calls are made to the newest.
+
     A rollout gives one row per sequence, each with the oldest version that sampled any of it, so that TRL's
     `max_staleness` judges what was really sampled. A group is also withheld where no ratio can be built on its logprobs
     (`train.tokens.ratio`). A group that is withheld is logged and gives nothing; after `max_withheld` in a row
@@ -55,6 +58,7 @@ class RolloutWorker:
         first_group: int = 0,
         queue_size: int = 1024,
         max_withheld: int = 20,
+        lora_name: str | None = None,
         sample_type: Callable[..., Any] | None = None,
     ) -> None:
         for name, value in (("num_generations", num_generations), ("concurrent_groups", concurrent_groups)):
@@ -74,6 +78,7 @@ class RolloutWorker:
         }
         self._run = run or uuid.uuid4().hex[:12]
         self._max_withheld = max_withheld
+        self._lora_name = lora_name
         self._sample = sample_type or optional(
             "trl.experimental.async_grpo.async_rollout_worker",
             "RolloutSample",
@@ -114,7 +119,9 @@ class RolloutWorker:
     def update_model_version(self, model_version: int) -> None:
         """Calls from now on are stamped with this version; TRL calls it after each transfer of weights."""
         self._version = model_version
-        self._service.set_policy(model_version)
+        self._service.set_policy(
+            model_version, None if self._lora_name is None else f"{self._lora_name}-v{model_version}"
+        )
 
     def check_health(self, stale_after_s: float) -> None:
         """Raises what ended the worker. A silent service has ended it after the client's patience, so that the time

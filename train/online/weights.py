@@ -42,7 +42,7 @@ class Transfer:
         self.service = service
         self.wait = wait
         self.version = version
-        self._paused = False
+        self._paused = self._begun = False
 
     def init_weight_transfer(self) -> None:
         """Called once, before the first weights."""
@@ -67,8 +67,9 @@ class Transfer:
 
     def update(self, weights: Weights) -> int:
         """Serves these weights; returns their version. For trainers that are not TRL's AsyncGRPO."""
-        if self.version == 0:
+        if not self._begun:
             self.init_weight_transfer()
+            self._begun = True
         self.pause()
         try:
             self.send_weights(weights)

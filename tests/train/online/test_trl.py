@@ -125,6 +125,12 @@ def test_rows_come_with_the_advantage_of_their_rollout(tmp_path: Path) -> None:
     assert {"rollout/group_s", "rollout/generated_tok_s"} <= set(running.metrics_queue.get_nowait())
 
 
+def test_each_version_of_an_adapter_has_a_model_name_of_its_own() -> None:
+    with scripted_service(lambda *_: ok({})) as service:
+        worker(service.url, lora_name="trl-policy").update_model_version(3)
+    assert service.requests == [("POST", "/policy", {"version": "3", "model": "trl-policy-v3"})]
+
+
 def test_without_tasks_the_groups_number_picks_one(tmp_path: Path) -> None:
     groups = Groups(records_of(tmp_path, [{}, {}]))
     with scripted_service(groups) as service:
