@@ -53,11 +53,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(folder: Path) -> Iterator[str]:
-    """The address of `bench serve`, started as the page says, with two calls of 48 tokens per rollout."""
+    """The address of `bench serve`, started as the page says, with one call of 48 tokens per rollout."""
     [shown] = re.findall(r"\$ (bench serve .* --gguf .*)", PAGE)
     port, log = free_port(), folder / "serve.log"
     more = ["--port", port, "--jobs-dir", "jobs", "--job", "live"]
-    for name, value in (("MINI_SYSTEM", SYSTEM), ("MINI_STEPS", 2), ("MINI_MAX_TOKENS", 48)):
+    for name, value in (("MINI_SYSTEM", SYSTEM), ("MINI_STEPS", 1), ("MINI_MAX_TOKENS", 48)):
         more += ["--agent-env", f"{name}={value}"]
     words = [sys.executable, "-m", "bench", *shlex.split(shown)[1:], *map(str, more)]
     environment = {**os.environ, "BENCHFLOW_SERVE_KEY": KEY, "PYTHONPATH": str(ROOT)}
