@@ -1,8 +1,8 @@
 """TRL's AsyncGRPO on the CPU trains the model that `bench serve --gguf` serves, for three updates, as docs/online.md
 shows it: the program is in the variable SHOWN and runs in FOLDER. Prints one JSON object.
 
-All of it is TRL's own but two functions that need CUDA: `flash_attn_varlen_func` below stands in for FlashAttention, and
-the device's peak speed, which is for a metric, is left unknown.
+All of it is TRL's own but two functions that need CUDA: `flash_attn_varlen_func` below stands in for FlashAttention,
+and the device's peak speed, which is for a metric, is left unknown.
 """
 
 import functools
