@@ -73,6 +73,11 @@ class Assembler:
         if stop is not None or "stop_reason" not in choice.extra:
             choice.extra["stop_reason"] = stop
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no choice has a text or a tool call so far."""
+        return not any(choice.has_content for choice in self._choices.values())
+
     def body(self) -> dict[str, Any]:
         """The completed body, in the engine's own shape, without token ids and logprobs."""
         body = without_ids(self._head)
@@ -152,6 +157,11 @@ class _Choice:
                 self.message[name] = self.message[name] + value  # parts, such as a hosted API's reasoning details
             elif not is_absent(value) or (name not in self.message and name not in _TEXT):
                 self.message[name] = value
+
+    @property
+    def has_content(self) -> bool:
+        called = self.tools.calls or (self.message or {}).get("function_call")
+        return bool(called) or any(self.text or ()) or any(map(any, self.pieces.values()))
 
     def completed(self) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": self.index}

@@ -170,6 +170,7 @@ class Reader(Answer):
         if _is_error(whole):
             self.error = whole
         self.sampled.take(whole)
+        self.sampled.check_indexes(whole)
         given = data
         if self._mutes and self._strip(whole):
             given = self._dumps(self._uncut(data) if cut and not self.hide.prompt else whole, data)
@@ -262,6 +263,15 @@ class Reader(Answer):
         return None if self._whole is None else self.engine.weight_versions(self._whole)
 
     @property
+    def nothing_sampled(self) -> bool:
+        """Whether no token came, in ids, logprobs or text: a stream may open its message before it fails."""
+        if self._whole is not None:
+            return not self.sampled.choices
+        return self._assembler.is_empty and not any(
+            choice.ids or choice.logprobs for choice in self.sampled.choices.values()
+        )
+
+    @property
     def _broke_off(self) -> bool:
         """Whether the engine itself ended the reply too early, and not the connection."""
         whole = self.finished or not self.streamed or bool(self.sampled.error)
@@ -292,4 +302,4 @@ class Reader(Answer):
 
 
 def _is_error(body: dict[str, Any]) -> bool:
-    return (body.get("error") is not None and not body.get("choices")) or body.get("object") == "error"
+    return (bool(body.get("error")) and not body.get("choices")) or body.get("object") == "error"

@@ -119,8 +119,8 @@ class Facts:
             detail = self.failure or "the request was no JSON object, so nothing could be asked for"
             return _nothing(self, Unavailable("request_failed", "upstream_http_error", detail))
         capture = reader.capture(self.outcome, status=self.status, failure=self.failure)
-        if self.outcome != "ok" and not capture.completions and too_long(self._error_text(reader)):
-            return replace(capture, unavailable=dict.fromkeys(FIELDS, why("prompt_too_long")))
+        if self.outcome != "ok" and reader.nothing_sampled and too_long(self._error_text(reader)):
+            return replace(capture, completions=[], unavailable=dict.fromkeys(FIELDS, why("prompt_too_long")))
         return capture
 
     def _error_text(self, reader: Reader) -> str:

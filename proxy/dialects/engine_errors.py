@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-#: How engines (vLLM 0.32, SGLang 0.5, llama.cpp) say that a prompt is longer than the context.
-_TOO_LONG: Final = ("maximum context length", "model's context length", "available context size", "context window")
+#: How engines (vLLM 0.32, SGLang 0.5.23, llama.cpp) say that a prompt is longer than the context, or than what is left
+#: of it: vLLM's input processor and SGLang's scheduler look once more, and have words of their own.
+_TOO_LONG: Final = (
+    "maximum context length", "maximum model length",
+    "model's context length", "maximum allowed length", "KV memory budget", "prompt is too long",
+    "available context size", "context window",
+)  # fmt: skip
 #: Engines answer 500 to some of these, although they are faults of the request.
 MEDIA: Final = ("image input is not supported", "is not a multimodal model")
 _OWN_FAULT: Final = (*MEDIA, "audio input is not supported", "Failed to parse tool call arguments")

@@ -14,6 +14,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 from capture.chat.assemble import NESTED, SAMPLED_IDS
+from capture.json import objects
 from capture.record import CLAMPED, ROUNDING, Completion, Ids, are_ids, are_logprobs, is_logprob
 
 _LOGPROB: Final = itemgetter("logprob")
@@ -36,7 +37,7 @@ class Sampled:
         self.usage: dict[str, Any] = {}
         self.choices: dict[int, Choice] = {}
         self.finished = 0
-        #: What changed within the answer though one call has only one of it: its id, model or prompt.
+        #: What changed within the answer though one call has only one of it: its id, model, prompt, or a choice.
         self.changed: str | None = None
         #: An error that stands beside choices, in the answer or in one of them.
         self.error: Any = None
@@ -74,6 +75,13 @@ class Sampled:
                 choice = self._choice(index)
                 if choice.ids is None:
                     choice.add_ids(ids)
+
+    def check_indexes(self, whole: dict[str, Any]) -> None:
+        """Two choices of one index in an answer that came whole are two replies, whose tokens have become one list."""
+        choices = objects(whole.get("choices"))
+        indexes = [choice.get("index") for choice in choices if type(choice.get("index")) is int]
+        if len(set(indexes)) < len(indexes):
+            self.changed = self.changed or "choice of one index"
 
     def take_prompt(self, prompt: Ids | None) -> None:
         """The ids of the one prompt, where they are told at the top of a body; each chunk may repeat them."""
@@ -132,8 +140,8 @@ class Choice:
     """
 
     __slots__ = (
-        "_last", "echoed", "entry_ids", "finish_reason", "ids", "last_reason", "logprobs", "malformed", "problem",
-        "prompt", "saw_logprobs", "tokens", "top",
+        "_cumulative", "_last", "echoed", "entry_ids", "finish_reason", "ids", "last_reason", "logprobs", "malformed",
+        "problem", "prompt", "saw_logprobs", "tokens", "top",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -152,6 +160,8 @@ class Choice:
         self.problem: str | None = None
         #: From which of `logprobs` on the entries of the last chunk are.
         self._last = 0
+        #: Whether a chunk repeated the entries of those before it.
+        self._cumulative = False
 
     def take(self, part: dict[str, Any], whole: Sampled) -> None:
         finish = part.get("finish_reason")
@@ -229,6 +239,10 @@ class Choice:
         """
         before, self._last = self._last, len(self.logprobs)
         known = len(self.logprobs)
+        no_token = new_ids == 0 or (new_ids is None and (self._cumulative or bool(self.ids)))
+        if no_token and len(entries) == known and self._begins(entries, 0, known):  # the last chunk: only its finish
+            self._last = 0
+            return []
         if not known or len(entries) <= known - before or len(entries) < 2:
             return entries
         if new_ids is not None:
@@ -239,7 +253,7 @@ class Choice:
             return entries
         if new_ids is None and known > repeated:  # the first two chunks could not be told apart from new entries
             self._forget(known - repeated)
-        self._last = 0
+        self._last, self._cumulative = 0, True
         return entries[repeated:]
 
     def _begins(self, entries: list[Any], start: int, count: int) -> bool:

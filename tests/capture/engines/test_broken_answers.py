@@ -153,10 +153,22 @@ def test_an_error_beside_or_between(body: Any) -> None:
     assert reader.error is not None or reader.unfinished is not None
 
 
-@pytest.mark.parametrize("nothing", [None, "", {}])
+@pytest.mark.parametrize("nothing", [None, "", {}, [], False, 0])
 def test_an_error_that_is_none(nothing: Any) -> None:
     assert read({**WHOLE, "error": nothing})[1].complete
     assert read(changed(STREAM, 1, "error", to=nothing))[1].complete
+    reader, capture = read(changed(STREAM, 3, "error", to=nothing))
+    assert capture.complete and reader.error is None, "the chunk with the usage has no choices"
+
+
+def test_two_choices_of_one_index_are_two_replies() -> None:
+    """One list of ids would be of no reply. Without indexes their places are told apart."""
+    choice = WHOLE["choices"][0]  # type: ignore[index]
+    body = {**changed(WHOLE, "usage", "completion_tokens", to=4), "choices": [choice, choice]}
+    for n in (1, 2):
+        assert "answers_mixed" in codes(read(body, n=n)[1])
+    unnumbered = {name: value for name, value in choice.items() if name != "index"}
+    assert read({**body, "choices": [unnumbered, unnumbered]}, n=2)[1].complete
 
 
 @pytest.mark.parametrize(
@@ -250,6 +262,27 @@ def test_lists_that_repeat_the_earlier_logprobs(name: str, steps: list[int], cum
     assert capture.complete is not known
     if not known:
         assert capture.completions[0].logprobs == [-0.1 - n / 8 for n in range(at)]
+
+
+@pytest.mark.parametrize("ids", [{}, {"token_ids": []}, {"token_ids": None}])
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_last_chunk_that_repeats_all_logprobs(name: str, ids: dict[str, Any], n: int) -> None:
+    """Beside the finish reason, without a new token; of two choices in turns."""
+    chunks: list[Any] = [FIRST]
+    for step in range(1, 5):
+        for index in range(n):
+            own = {"token_ids": [step]} if name == "vllm" else {}
+            chunks.append(chunk({"content": "x"}, index=index, logprobs=entries(step), **own))
+    last = ids if name == "vllm" else {}
+    chunks += [chunk({}, index=index, logprobs=entries(4), finish_reason="stop", **last) for index in range(n)]
+    outputs = {"input_ids": [1, 2], "output_ids": [[1, 2, 3, 4]] * n}
+    chunks.append(
+        changed(USAGE, "usage", "completion_tokens", to=4 * n) | ({} if name == "vllm" else {"sglext": outputs})
+    )
+    _, capture = read(chunks, name, n=n)
+    assert capture.complete, capture.unavailable
+    assert [completion.logprobs for completion in capture.completions] == [[-0.1 - k / 8 for k in range(4)]] * n
 
 
 def test_a_token_twice_in_a_row_is_not_a_repeated_list() -> None:
