@@ -203,13 +203,13 @@ class History:
         source = source if isinstance(source, dict) else {}
         if kind == "image":
             return {"type": "image_url", "image_url": {"url": _address(source, place)}}
-        if kind == "document" and source.get("type") == "text":
+        if kind == "document" and source.get("type") in ("text", "content"):
             about = [block[name] for name in ("title", "context") if isinstance(block.get(name), str)]
-            return {"type": "text", "text": "\n".join([*about, _string(source, "data", f"{place}.source")])}
-        if kind == "document" and source.get("type") == "content":
-            inner = source.get("content")
-            text = inner if isinstance(inner, str) else self._texts(inner, f"{place}.source.content")
-            return {"type": "text", "text": text}
+            name = "data" if source["type"] == "text" else "content"
+            inner = source.get(name)
+            parts = name == "content" and not isinstance(inner, str)
+            text = self._texts(inner, f"{place}.source.{name}") if parts else _string(source, name, f"{place}.source")
+            return {"type": "text", "text": "\n".join([*about, text])}
         if kind == "search_result":
             about = [block[name] for name in ("title", "source") if isinstance(block.get(name), str)]
             return {"type": "text", "text": "\n".join([*about, self._texts(block.get("content"), f"{place}.content")])}

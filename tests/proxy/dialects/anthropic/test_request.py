@@ -124,11 +124,19 @@ def test_images_go_behind_the_results_of_their_turn() -> None:
     assert [messages[2]["content"], messages[3]["content"]] == ["seen", "nothing"]
 
 
-def test_text_documents_are_text() -> None:
-    source = {"type": "text", "media_type": "text/plain", "data": "It rains."}
-    blocks = [{"type": "document", "source": source, "title": "News"}, {"type": "text", "text": "So?"}]
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"type": "text", "media_type": "text/plain", "data": "It rains."},
+        {"type": "content", "content": "It rains."},
+        {"type": "content", "content": [{"type": "text", "text": "It rains."}]},
+    ],
+)
+def test_text_documents_are_text(source: dict[str, Any]) -> None:
+    document = {"type": "document", "source": source, "title": "News", "context": "Of today"}
+    blocks = [document, {"type": "text", "text": "So?"}]
     (message,) = chat_of({"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": blocks}]})["messages"]
-    assert message["content"] == "News\nIt rains.\nSo?"
+    assert message["content"] == "News\nOf today\nIt rains.\nSo?"
 
 
 def test_thinking_and_effort_reach_the_template() -> None:
