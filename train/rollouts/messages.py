@@ -17,6 +17,8 @@ Message = dict[str, Any]
 _ROLES: Final = {"developer": "system", "model": "assistant", "function": "tool"}
 _REASONING: Final = frozenset({"reasoning", "reasoning_content", "thinking_blocks", "thinking"})
 _LONG_NUMBER: Final = re.compile(r"\d{19}")
+#: Levels of nesting that a row's arguments have: Arrow's schemas have 64, of which the messages take some.
+MAX_DEPTH: Final = 48
 
 
 class NotChat(Exception):
@@ -103,8 +105,9 @@ def text_of(content: object) -> str:
 def arguments_of(call: Message) -> dict[str, Any] | None:
     """A tool call's arguments as an object; None where they are not a JSON object that a row can hold.
 
-    That is so for arguments that are cut off or malformed, and for NaN, half of a surrogate pair, or a number beyond 64
-    bits: the row would have another value.
+    That is so for arguments that are cut off or malformed, and for NaN, half of a surrogate pair, or an integer beyond
+    64 bits, sign included: the row, or what `load_dataset` makes of it, would have another value. It is also so for
+    arguments nested deeper than `MAX_DEPTH`, with which the whole file would not load.
     """
     arguments = call["function"].get("arguments")
     if isinstance(arguments, str):
@@ -112,10 +115,22 @@ def arguments_of(call: Message) -> dict[str, Any] | None:
             parsed = orjson.loads(arguments) if arguments.strip() else {}
         except orjson.JSONDecodeError:
             return None
-        if _LONG_NUMBER.search(arguments) and parsed != json.loads(arguments):
+        if _LONG_NUMBER.search(arguments) and _has_long_integer(arguments):
             return None
-        return parsed if isinstance(parsed, dict) else None
+        return parsed if isinstance(parsed, dict) and not _deeper(parsed, MAX_DEPTH) else None
     return arguments if isinstance(arguments, dict) else None
+
+
+def _has_long_integer(text: str) -> bool:
+    """Whether the JSON `text` has an integer that 64 bits do not hold; orjson reads some of them as floats."""
+    beyond: list[int] = []
+    json.loads(text, parse_int=lambda digits: None if -(2**63) <= int(digits) < 2**63 else beyond.append(1))
+    return bool(beyond)
+
+
+def _deeper(value: object, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(levels == 0 or _deeper(item, levels - 1) for item in inner)
 
 
 def _tool_call(position: int, call: dict[str, Any]) -> Message:
