@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from capture.command.terminal import echo
 from proxy import TOKEN_LOGPROBS, TOP_LOGPROBS, SessionOptions, SettingsError, option_help, read_sampling
 from sandbox.agents import find_agent
 from sandbox.containers import images, reaper
@@ -278,27 +279,27 @@ def check_command(
             folders = find_folders([pattern])
         except TaskError as error:
             wrong += 1
-            typer.echo(f"{pattern}: {error}", err=True)
+            echo(f"{pattern}: {error}", err=True)
             continue
         for folder in folders:
             try:
                 check_task(load_task(folder))
             except TaskError as error:
                 wrong += 1
-                typer.echo(f"{folder.name}: {error}", err=True)
+                echo(f"{folder.name}: {error}", err=True)
     raise typer.Exit(2 if wrong else 0)
 
 
 def check_task(task: Task) -> None:
     """Says that it is good, and what could be better. Raises `TaskError`."""
     for warning in task.warnings:
-        typer.echo(f"warning: {warning}", err=True)
+        echo(f"warning: {warning}", err=True)
     if not (task.oracle_dir / "solve.sh").is_file():
-        typer.echo(f"warning: {task.name} has no {task.oracle_dir.name}/solve.sh, so nobody can prove it", err=True)
+        echo(f"warning: {task.name} has no {task.oracle_dir.name}/solve.sh, so nobody can prove it", err=True)
     script = (task.verifier_dir / "test.sh").read_bytes()
     if b"\r\n" in script or not script.startswith(b"#!"):
         raise TaskError(f"{task.verifier_dir}/test.sh must begin with #!/bin/bash and have Unix line ends")
-    typer.echo(f"{task.name}: good")
+    echo(f"{task.name}: good")
 
 
 @tasks_app.command("init")
@@ -308,7 +309,7 @@ def init_command(
     """Create a small working task: prompt, verifier and solution to edit."""
     write_task(name)
     load_task(name)
-    typer.echo(f"{name}: made; try it with: bench run {name} -a oracle")
+    echo(f"{name}: made; try it with: bench run {name} -a oracle")
 
 
 @agents_app.command("list")
@@ -348,7 +349,7 @@ agents_app.command("bake", hidden=True)(build_command)  # its name until 2026
 
 def _report(text: str) -> None:
     if text:
-        typer.echo(text, err=True)
+        echo(text, err=True)
 
 
 @app.command("demo")

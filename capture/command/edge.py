@@ -1,6 +1,6 @@
 """The error edge of `bench` and of `python -m proxy`, `-m sandbox`, `-m train`: errors become a sentence and a code.
 
-Imports nothing but the standard library, so that Ctrl-C is handled before anything slow is loaded.
+Loads nothing but the standard library, so that Ctrl-C is handled before anything slow is loaded.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 
+from capture.command.terminal import echo
 from capture.errors import BenchError
 
 TYPE_CHECKING = False  # typing takes milliseconds in which Ctrl-C is not handled yet
@@ -75,7 +76,7 @@ def _exit_now(_number: int, _frame: FrameType | None) -> None:
 
 def _report(sentence: str, code: int) -> int:
     if sys.stderr is not None:
-        print(sentence, file=sys.stderr)  # noqa: T201
+        echo(sentence, err=True)
     return code
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from capture.command.terminal import printable
 from proxy import SessionOptions
 from sandbox.agents import find_agent
 from sandbox.containers import images
@@ -24,7 +25,7 @@ from sandbox.errors import DockerError, ImageError
 from sandbox.rollouts.job import JobOptions, run_job
 from sandbox.rollouts.model_endpoint import Provider
 from sandbox.rollouts.plan import RolloutPlan
-from sandbox.rollouts.progress import Progress, printable
+from sandbox.rollouts.progress import Progress
 from sandbox.tasks.task import Task, load_task
 
 TASK = Path(__file__).with_name("task") / "write-number"

@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
+from capture.command.terminal import printable
 from proxy import ProxyError, ProxyThread
 from sandbox.rollouts.result_files import outcome
 
@@ -149,11 +150,6 @@ def verdict(result: dict[str, Any]) -> str:
         return f"[{word}] {name} (reward={reward:.2f}, tools={tools}){more}"
     category = result["error_category"] or result["verifier_error_category"]
     return f"[ERROR] {name} ({category}: {_short(result['error'] or result['verifier_error'] or 'unknown')})"
-
-
-def printable(text: str) -> str:
-    """`text` on one line: control characters, direction marks and surrogates are escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _short(text: str, most: int = 300) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated
 import orjson
 import typer
 
+from capture.command.terminal import echo
 from train.tokens.audit import BINS, Audit, audit, load_score
 
 BAR = 40
@@ -31,13 +32,13 @@ def audit_command(
     Exit codes: 0 every call is within the tolerance; 1 some are not; 2 bad input, or the extra is missing.
     """
     found = audit(
-        path, load_score(model), tolerance=tolerance, limit=limit, on_warning=lambda text: typer.echo(text, err=True)
+        path, load_score(model), tolerance=tolerance, limit=limit, on_warning=lambda text: echo(text, err=True)
     )
     if as_json:
         typer.echo(orjson.dumps(found.to_json(), option=orjson.OPT_INDENT_2).decode())
     else:
         for line in report(found):
-            typer.echo(line)
+            echo(line)
     raise typer.Exit(1 if found.beyond else 0)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, cast
 
 import typer
 
+from capture.command.terminal import echo
 from train.commands.signals import exit_on_signals
 from train.errors import NothingWritten
 from train.groups.advantage import EPS, AdvantageKind
@@ -94,13 +95,13 @@ def convert_command(
     )
     try:
         with exit_on_signals():
-            result = convert(path, out, options, on_warning=lambda sentence: typer.echo(sentence, err=True))
+            result = convert(path, out, options, on_warning=lambda sentence: echo(sentence, err=True))
     except NothingWritten as error:
         for note in error.notes:
-            typer.echo(note, err=True)
+            echo(note, err=True)
         raise
-    typer.echo(f"Converted {result.rows} row(s) from {result.rollouts} rollout(s) -> {result.out}")
+    echo(f"Converted {result.rows} row(s) from {result.rollouts} rollout(s) -> {result.out}")
     if manifest is not None:
-        typer.echo(f"Stats: {manifest}")
+        echo(f"Stats: {manifest}")
     for note in result.notes:
-        typer.echo(note, err=True)
+        echo(note, err=True)

@@ -8,6 +8,7 @@ from typing import Annotated
 import orjson
 import typer
 
+from capture.command.terminal import echo
 from train.tokens.coverage import biased, coverage, total
 from train.tokens.tokenizer import load_decoder
 
@@ -38,16 +39,14 @@ def token_coverage(
     good = seen = 0
     biases: list[list[str]] = []
     opening = '{"per_rollout": ['
-    for rollout in coverage(
-        path, decoder=decoder, on_warning=lambda text: typer.echo(text, err=True), explained=explain
-    ):
+    for rollout in coverage(path, decoder=decoder, on_warning=lambda text: echo(text, err=True), explained=explain):
         if as_json:
             entry = rollout.to_json() | ({"explained": rollout.explained} if explain else {})
             typer.echo(f"{',' if seen else opening}\n{orjson.dumps(entry).decode()}", nl=False)
         else:
-            typer.echo(rollout.line)
+            echo(rollout.line)
             for line in rollout.explained if explain else ():
-                typer.echo(f"     {line}")
+                echo(f"     {line}")
         seen += 1
         good += rollout.training_grade
         biases += [rollout.biases] if rollout.biases else []
@@ -58,4 +57,4 @@ def token_coverage(
         if biases and not explain:
             typer.echo(biased(len(biases), list(dict.fromkeys(word for words in biases for word in words))), err=True)
     if not seen:
-        typer.echo(f"there is no rollout and no journal in {path}", err=True)
+        echo(f"there is no rollout and no journal in {path}", err=True)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from capture.command.terminal import echo
 from train.commands.signals import exit_on_signals
 from train.errors import NothingWritten
 from train.prime_rl.launch import SftOptions, launch, prepare
@@ -79,7 +80,7 @@ def sft_command(
     )  # fmt: skip
 
     def warn(sentence: str) -> None:
-        typer.echo(sentence, err=True)
+        echo(sentence, err=True)
 
     try:
         with exit_on_signals():

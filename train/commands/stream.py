@@ -15,6 +15,7 @@ from typing import IO, Annotated, Any, cast
 import orjson
 import typer
 
+from capture.command.terminal import echo
 from train.errors import BadInput, TrainError
 from train.groups.advantage import EPS, AdvantageKind
 from train.groups.groups import DEFAULT_BY, GroupOptions, parse_group_by
@@ -101,7 +102,7 @@ def _run(stream: Stream, withheld: Path | None) -> int:
 
 
 def say(text: str) -> None:
-    typer.echo(f"bench train stream: {text}", err=True)
+    echo(f"bench train stream: {text}", err=True)
 
 
 def _once(say: Any) -> Any:

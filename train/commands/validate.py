@@ -8,6 +8,7 @@ from typing import Annotated
 import orjson
 import typer
 
+from capture.command.terminal import echo
 from train.rows.formats import NAMES
 from train.rows.validate import Report, validate
 
@@ -57,7 +58,7 @@ def validate_command(
     )
     typer.echo(orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2).decode())
     for sentence in sentences(report):
-        typer.echo(sentence, err=True)
+        echo(sentence, err=True)
     if not report.ok:
         raise typer.Exit(1)
 

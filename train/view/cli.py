@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from capture.command.terminal import echo
 from train.errors import BadInput
 from train.groups.groups import GroupOptions, parse_group_by
 from train.view.groups import VIEW_BY
@@ -50,7 +51,7 @@ def view(
     from train.view.api import View
 
     def say(message: str) -> None:
-        typer.echo(message, err=True)
+        echo(message, err=True)
 
     if html is not None and text:
         raise BadInput("give either --html or --text")

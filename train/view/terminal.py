@@ -9,6 +9,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.text import Text
 
+from capture.command.terminal import printable
 from capture.errors import CaptureError
 from train.tokens.coverage import explain_break, line_of
 from train.view.api import View
@@ -33,7 +34,7 @@ def print_story(view: View, console: Console, errors: Console) -> None:
     for line in story(view, color=color):
         console.print(line, soft_wrap=True, no_wrap=True)
     for note in view.index.notes:
-        errors.print(Text(_visible(note)), soft_wrap=True)
+        errors.print(Text(printable(note)), soft_wrap=True)
 
 
 def story(view: View, *, color: bool) -> Iterator[Text]:
@@ -45,17 +46,17 @@ def story(view: View, *, color: bool) -> Iterator[Text]:
         yield _legend()
     for entry in entries:
         rollout = entry.rollout
-        name = Text(_visible(rollout.rollout_path), "bold")
+        name = Text(printable(rollout.rollout_path), "bold")
         yield Text()
         try:
             reading = view.readings.once(rollout)
         except CaptureError as error:
             yield name
-            yield Text(f"no   {_visible(str(error))}")
+            yield Text(f"no   {printable(str(error))}")
             continue
         reward = "–" if rollout.reward is None else f"{rollout.reward:g}"
-        yield name.append(f"  reward {reward}  {_visible(str(rollout.outcome))}", "not bold")
-        yield Text(_visible(line_of(rollout.name, reading.tokens.coverage)))
+        yield name.append(f"  reward {reward}  {printable(str(rollout.outcome))}", "not bold")
+        yield Text(printable(line_of(rollout.name, reading.tokens.coverage)))
         yield from map(Text, _tree(reading))
         for number, segment in enumerate(reading.tokens.segments):
             strip = segment_strip(reading, number)

@@ -10,6 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from capture.command.terminal import printable
 from sandbox.agents import Agent, AgentRun, acp
 from sandbox.agents.mini_swe import add_transcript
 from sandbox.agents.trajectory import Trajectory
@@ -18,7 +19,7 @@ from sandbox.containers.local import LocalPool
 from sandbox.errors import VerifierError
 from sandbox.rollouts.job import JobOptions, run_job
 from sandbox.rollouts.plan import RolloutPlan
-from sandbox.rollouts.progress import Progress, printable
+from sandbox.rollouts.progress import Progress
 from sandbox.scoring.verifier import copy_files, read_reward
 from tests.sandbox.support import make_task
 
