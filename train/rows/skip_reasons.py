@@ -87,8 +87,10 @@ REASONS = {
     ),
     # of rows
     "malformed_tool_arguments": Reason(
-        "row", "a tool call's arguments are not a JSON object that a row can hold (malformed, an integer beyond 64 bits, or nested "
-        "too deeply); trl-sft-ids keeps what was sampled", "skipped_invalid"
+        "row",
+        "a tool call's arguments are not a JSON object that a row can hold (malformed, an integer beyond 64 bits, "
+        "nested too deeply); trl-sft-ids keeps what was sampled",
+        "skipped_invalid",
     ),
     "nothing_sampled": Reason("row", "no token was sampled", "skipped_nothing_sampled"),
     "not_plain_sampling": Reason(
