@@ -36,6 +36,14 @@ class VersionSpan:
         }
 
 
+def version_in_name(model: object) -> str | None:
+    """The N of a model named `NAME-vN`, as TRL 1.16 names the LoRA adapter of each version; None for another name."""
+    if not isinstance(model, str) or "-v" not in model:
+        return None
+    name, _, number = model.rpartition("-v")
+    return number if name and number.isascii() and number.isdecimal() else None
+
+
 def read_ranges(value: object, ids: int) -> tuple[VersionRange, ...]:
     """The ranges of a choice of so many ids, as an engine or a record has them; empty where they do not cover it."""
     ranges: list[VersionRange] = []

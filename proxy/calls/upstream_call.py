@@ -16,6 +16,7 @@ from capture.engines.meaning import LOGITS
 from capture.engines.reader import Reader
 from capture.engines.request import CaptureOptions, UpstreamRequest
 from capture.record import TokenCapture
+from capture.sequences.versions import version_in_name
 from capture.unavailable import why
 from proxy.admin.metrics import Metrics
 from proxy.calls.facts import Facts
@@ -25,7 +26,6 @@ from proxy.calls.request_body import Request
 from proxy.dialects.engine_errors import limit_too_large
 from proxy.errors import Refusal, UpstreamError, UpstreamUnreachable
 from proxy.http.client_request import ClientRequest
-from proxy.sessions.policy import version_in_name
 from proxy.sessions.session import Session
 from proxy.settings import Settings
 from proxy.token_in.planner import PromptPlan, TokenIn

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from capture.sequences.versions import version_in_name
 from proxy.errors import SettingsError
 from proxy.settings import SessionOptions
 
@@ -37,11 +38,3 @@ class Policy(NamedTuple):
     def fields(self) -> dict[str, Any]:
         """As fields of `POST /sessions`."""
         return {"policy_version": self.version} | ({} if self.model is None else {"model": self.model})
-
-
-def version_in_name(model: object) -> str | None:
-    """The N of a model named `NAME-vN`, as TRL 1.16 names the LoRA adapter of each version; None for another name."""
-    if not isinstance(model, str) or "-v" not in model:
-        return None
-    name, _, number = model.rpartition("-v")
-    return number if name and number.isascii() and number.isdecimal() else None

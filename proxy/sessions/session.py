@@ -135,6 +135,8 @@ class Session:
         return self.options.policy_version
 
     def set_policy(self, policy: Policy) -> None:
+        if self.token_in is not None and policy.model is not None:
+            self.token_in.rename_policy(self.options.model, policy.model)
         self.options = policy.options(self.options)
 
     @property

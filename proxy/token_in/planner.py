@@ -20,6 +20,7 @@ from capture.engines.base import Engine
 from capture.engines.reader import Reader
 from capture.engines.wires import CHAT
 from capture.record import Ids, TokenCapture
+from capture.sequences.versions import version_in_name
 from capture.token_in.bridge import NOTHING_TO_BRIDGE, REASONS
 from capture.token_in.parent import Conversation, Parent, parent
 from proxy.errors import NotBridged, UpstreamError
@@ -70,6 +71,8 @@ class TokenIn:
     history: CallHistory = field(default_factory=CallHistory)
     #: One bridge in this many is checked in full.
     audit_every: int = AUDIT_EVERY
+    #: The first name of the policy, by each that the engine has served a later version of it under.
+    _policy_names: dict[str, str] = field(default_factory=dict)
     _templates: dict[tuple[str, int], TemplateFacts] = field(default_factory=dict)
     _failures: int = 0
 
@@ -106,7 +109,7 @@ class TokenIn:
             if not self.not_bridged["engine_cannot"]:
                 log.warning("session %s: no token-in: %s", self.session, REASONS["engine_cannot"])
             return "engine_cannot"
-        plan.conversation = now = Conversation.of(body)
+        plan.conversation = now = Conversation.of(self._by_policy(body))
         if now is None or not _writable(body):
             plan.conversation = None
             return "unreadable"
@@ -140,6 +143,19 @@ class TokenIn:
             plan.rendered = builder.rendered
         plan.prompt, plan.closing = made.prompt, made.closing
         return None
+
+    def _by_policy(self, body: dict[str, Any]) -> dict[str, Any]:
+        """`body` with one name for all versions of a policy: a conversation goes on when the version changes."""
+        model = body.get("model")
+        name = self._policy_name(model) if isinstance(model, str) else model
+        return body if name == model else body | {"model": name}
+
+    def _policy_name(self, model: str) -> str:
+        return self._policy_names.get(model) or model.removesuffix(version_in_name(model) or "")
+
+    def rename_policy(self, before: str | None, after: str) -> None:
+        """The engine serves the policy under another name now; None where agents chose the name themselves."""
+        self._policy_names[after] = self._policy_name(before or after)
 
     def _template(self, label: str, options: int) -> TemplateFacts:
         found = self._templates.get((label, options))

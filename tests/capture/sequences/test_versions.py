@@ -12,8 +12,13 @@ from capture.engines import engine
 from capture.record import Completion, Ids
 from capture.sequences.sequences import Turn, merge
 from capture.sequences.threads import Threads
-from capture.sequences.versions import VersionRange, VersionSpan, read_ranges
+from capture.sequences.versions import VersionRange, VersionSpan, read_ranges, version_in_name
 from tests.proxy.fake_engine import transcript
+
+
+def test_the_version_in_a_models_name() -> None:
+    names = ["lora-v12", "a/b-v0", "x-v1-v2", "-v3", "v3", "lora-v", "lora-v1.5", "lora-v1x", "lora-v1\n", None, 7]
+    assert [version_in_name(name) for name in names] == ["12", "0", "2", *[None] * 8]
 
 
 def rows(*ranges: tuple[Any, Any, Any]) -> list[dict[str, Any]]:

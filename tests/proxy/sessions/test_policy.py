@@ -12,7 +12,7 @@ import pytest
 
 from capture.journal.journal import JournalReader
 from proxy import Settings, SettingsError, serve
-from proxy.sessions.policy import Policy, version_in_name
+from proxy.sessions.policy import Policy
 from tests.proxy.conftest import Started
 from tests.proxy.fake_engine import FakeEngine, Seen, replays, transcript, whole
 
@@ -41,11 +41,6 @@ def test_a_policy_from_its_fields(fields: dict[str, Any], policy: Policy) -> Non
 def test_fields_that_name_no_policy(fields: dict[str, Any]) -> None:
     with pytest.raises(SettingsError):
         Policy.of(fields)
-
-
-def test_the_version_in_a_models_name() -> None:
-    names = ["lora-v12", "a/b-v0", "x-v1-v2", "-v3", "v3", "lora-v", "lora-v1.5", "lora-v1x", "lora-v1\n", None, 7]
-    assert [version_in_name(name) for name in names] == ["12", "0", "2", *[None] * 8]
 
 
 async def test_a_new_policy_reaches_running_and_later_sessions_and_its_name_the_engine(tmp_path: Path) -> None:

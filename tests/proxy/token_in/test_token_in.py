@@ -133,6 +133,49 @@ async def test_turns_extend_regardless_of_what_the_client_rewrites(
         assert sequence.sampled == sum(len(encode(tool_call(n))) for n in range(turns + 1))
 
 
+@pytest.mark.parametrize(
+    ("options", "policies"),
+    [
+        ({}, [("2", None), ("3", None)]),
+        ({"model": "lora-v1"}, [("2", "lora-v2"), ("3", "lora-v3")]),
+        ({"model": "first"}, [("2", "second"), ("3", "third")]),
+        ({}, [("2", "second"), ("3", "third")]),
+    ],
+)
+async def test_a_conversation_goes_on_when_the_policy_is_updated(
+    started: Started, options: dict[str, Any], policies: list[tuple[str, str | None]]
+) -> None:
+    double = TemplateEngine("qwen3_training", [tool_call(n) for n in range(8)])
+    async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto", **options) as bench:
+        client = Client(bench)
+        await client.turn()
+        await client.turn()
+        for version, model in policies:
+            await bench.proxy.set_policy(version, model)
+            await client.turn()
+            await client.turn()
+        rows = token_in_rows(bench)
+        names = [call.metadata["provider_model"] for call in bench.calls()]
+    first_renamed = next((at for at, name in enumerate(names) if name != names[0]), None)
+    broken = {0} if options or first_renamed is None else {0, first_renamed}  # no name was known before
+    assert {at for at, row in enumerate(rows) if not row["bridged"]} == broken
+
+
+async def test_a_conversation_goes_on_with_the_next_version_of_an_adapter_that_the_agent_names(
+    started: Started,
+) -> None:
+    double = TemplateEngine("qwen3_training", [tool_call(n) for n in range(4)])
+    async with FakeEngine(double.answer()) as engine, started(engine.url, token_in="auto") as bench:
+        client = Client(bench)
+        for name in ("lora-v1", "lora-v2", "lora-v10"):
+            client.more["model"] = name
+            await client.turn()
+        assert [row["bridged"] for row in token_in_rows(bench)] == [False, True, True]
+        client.more["model"] = "other-v10"
+        await client.turn()
+        assert token_in_rows(bench)[-1]["reason"] == "options_changed"
+
+
 @pytest.mark.parametrize("template", ["qwen3_training", "qwen2_5"])
 async def test_without_token_in_the_same_conversation_breaks(started: Started, template: str) -> None:
     double = TemplateEngine(template, [tool_call(n) for n in range(6)])
