@@ -164,16 +164,28 @@ def merge(turns: Iterable[Turn], placements: Mapping[int, Placement]) -> list[To
 
 
 def _prune(nodes: dict[int, _Node]) -> None:
-    """Takes away the leaves that sampled nothing beside calls that did: an empty reply whose turn was made again."""
+    """Takes away the leaves that were sampled again: an empty reply beside calls that sampled something, and a reply to
+    a prompt whose other reply was continued. No reward is about what the agent threw away.
+    """
     for call in sorted(nodes, reverse=True):
         node = nodes[call]
-        if node.children or any(choice.token_ids for choice in node.turn.choices):
+        if node.children:
             continue
-        siblings = nodes if node.parent is None else nodes[node.parent].children
-        if len(siblings) > 1:
+        around = nodes if node.parent is None else nodes[node.parent].children
+        siblings = [nodes[other] for other in around if other != call]
+        if _was_sampled_again(node, siblings):
             del nodes[call]
             if node.parent is not None:
                 nodes[node.parent].children.remove(call)
+
+
+def _was_sampled_again(leaf: _Node, siblings: Sequence[_Node]) -> bool:
+    if not any(choice.token_ids for choice in leaf.turn.choices):
+        return bool(siblings)
+    return any(
+        sibling.children and sibling.parent == leaf.parent and sibling.turn.prompt == leaf.turn.prompt
+        for sibling in siblings
+    )
 
 
 def _path(leaf: int, nodes: Mapping[int, _Node]) -> list[tuple[Turn, int]]:

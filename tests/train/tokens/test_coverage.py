@@ -239,6 +239,31 @@ def test_the_reply_that_was_sent_back_is_the_one_continued(
     assert seen.training_grade and seen.placements[2].parent == parent
 
 
+@pytest.mark.parametrize("turn", [0, 1])
+def test_a_reply_that_the_agent_threw_away_is_not_trained(tmp_path: Path, turn: int) -> None:
+    """A turn that was sampled twice with other ids: the rollout is the reply that was continued."""
+    calls = conversation(3)
+    thrown = copy.deepcopy(calls[turn])
+    thrown["metadata"]["token_capture"]["completions"][0]["token_ids"] = [901, 902, 903, 904]
+    thrown["response"]["body"]["choices"][0]["message"]["content"] = "Another reply."
+    calls.insert(turn, thrown)
+    for number, call in enumerate(calls):
+        call["metadata"]["call"] = number
+    seen = tokens(tmp_path, calls)
+    assert seen.training_grade
+    (sequence,) = seen.sequences
+    assert turn not in sequence.calls and len(sequence.calls) == 3
+
+
+def test_a_last_turn_sampled_twice_keeps_both_replies(tmp_path: Path) -> None:
+    """Nothing says which of them the agent ended with."""
+    calls = conversation(2)
+    twin = copy.deepcopy(calls[1])
+    twin["metadata"]["token_capture"]["completions"][0]["token_ids"] = [901, 902, 903, 904]
+    twin["metadata"]["call"] = 2
+    assert len(tokens(tmp_path, [*calls, twin]).segments) == 2
+
+
 def test_empty_replies_are_never_parents(tmp_path: Path) -> None:
     """A turn that gave nothing twice, and was made again: the rollout is the one that answered."""
     first, second = conversation(2)
