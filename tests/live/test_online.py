@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +90,9 @@ def trained(folder: Path, service: str) -> dict[str, Any]:
     return step("trl", "async_grpo_steps.py", **variables)
 
 
-def calls_by_ids(job: Path) -> dict[tuple[int, ...], dict[str, Any]]:
-    """The journals' calls by prompt and sampled ids; of calls alike any one."""
-    found = {}
+def calls_by_ids(job: Path) -> dict[tuple[int, ...], list[dict[str, Any]]]:
+    """The journals' calls by prompt and sampled ids: the same reply may be sampled more than once."""
+    found: dict[tuple[int, ...], list[dict[str, Any]]] = {}
     for journal in job.glob("*/trajectory/llm_trajectory.jsonl"):
         for line in journal.read_text().splitlines():
             call = json.loads(line)
@@ -99,12 +100,23 @@ def calls_by_ids(job: Path) -> dict[tuple[int, ...], dict[str, Any]]:
             if capture and capture["prompt_token_ids"]:
                 [choice] = capture["completions"]
                 ids = (*capture["prompt_token_ids"], *(choice["token_ids"] or ()))
-                found[ids] = {
-                    "sampled": len(choice["token_ids"] or ()),
-                    "logprobs": choice["logprobs"],
-                    "version": call["metadata"].get("policy_version"),
-                }
+                found.setdefault(ids, []).append(
+                    {
+                        "sampled": len(choice["token_ids"] or ()),
+                        "logprobs": choice["logprobs"],
+                        "version": call["metadata"].get("policy_version"),
+                    }
+                )
     return found
+
+
+def call_of(reply: slice, row: dict[str, Any], calls: dict[tuple[int, ...], list[dict[str, Any]]]) -> dict[str, Any]:
+    """The call that sampled a reply of a row: its ids and its logprobs, of which a row has the float32 values."""
+    alike = calls[tuple(row["input_ids"][: reply.stop])]
+    given = pytest.approx(row["logprobs"][reply], abs=0, rel=1e-7)
+    found = [call for call in alike if call["sampled"] == reply.stop - reply.start and call["logprobs"] == given]
+    assert found, (row["logprobs"][reply], [call["logprobs"] for call in alike])
+    return found[0]
 
 
 @pytest.mark.timeout(3600)
@@ -117,20 +129,14 @@ def test_async_grpo_trains_three_updates_on_what_the_engine_sampled(folder: Path
     assert len(rows) >= UPDATES * GROUP
     versions = set()
     for row in rows:
-        ids, mask = row["input_ids"], row["mask"]
-        starts = [at for at in range(1, len(mask)) if mask[at] and not mask[at - 1]]
-        assert tuple(ids) in calls
-        for start in starts:
-            end = _end(mask, start)
-            call = calls[tuple(ids[:end])]
-            assert call["sampled"] == end - start
-            assert row["logprobs"][start:end] == pytest.approx(call["logprobs"], abs=1e-6)
-            version = call["version"]
-            versions.add(version)
-            assert int(version) >= row["version"]
+        replies = list(replies_of(row["mask"]))
+        sampled = [call_of(reply, row, calls)["version"] for reply in replies]
+        versions.update(sampled)
+        assert replies[-1].stop == len(row["input_ids"])
+        assert row["version"] == min(map(int, sampled))
+        for reply, version in zip(replies, sampled, strict=True):
             if (by_version := row["by_version"].get(version)) is not None:
-                assert by_version[str(start)] < 2e-3, (version, row["by_version"])
-        assert row["version"] == min(int(calls[tuple(ids[: _end(mask, start)])]["version"]) for start in starts)
+                assert by_version[str(reply.start)] < 2e-3, (version, row["by_version"])
     first_largest, first_mean, tokens = trained["distances"][0]
     print(f"first update: |ratio - 1| at most {first_largest:.1e}, {first_mean:.1e} on average, of {tokens} tokens")
     print(f"versions {sorted(versions)}, rewards {trained['rewards']}, losses {trained['losses']}")
@@ -138,8 +144,14 @@ def test_async_grpo_trains_three_updates_on_what_the_engine_sampled(folder: Path
     assert len(versions) > 1
 
 
-def _end(mask: list[int], start: int) -> int:
-    return next((at for at in range(start, len(mask)) if not mask[at]), len(mask))
+def replies_of(mask: list[int]) -> Iterator[slice]:
+    """Where the mask is 1, one part after the other."""
+    at = 0
+    for sampled, values in groupby(mask):
+        length = len(list(values))
+        if sampled:
+            yield slice(at, at + length)
+        at += length
 
 
 def test_other_weights_would_have_given_other_logprobs(trained: dict[str, Any]) -> None:
