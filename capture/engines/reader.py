@@ -36,6 +36,7 @@ class Reader(Answer):
         self.prompt_before: Ids | None = None
         self._assembler = Assembler()
         self._whole: dict[str, Any] | None = None
+        self._weight_versions: list[Any] | None = None
         self._lenient = False
         self._mutes = bool(upstream.injected or upstream.headers)
         self._steps_are_ours = engine.empty_steps_are_ours(self.hide)
@@ -171,6 +172,7 @@ class Reader(Answer):
             self.error = whole
         self.sampled.take(whole)
         self.sampled.check_indexes(whole)
+        self._weight_versions = self.engine.weight_versions(whole)
         given = data
         if self._mutes and self._strip(whole):
             given = self._dumps(self._uncut(data) if cut and not self.hide.prompt else whole, data)
@@ -260,7 +262,7 @@ class Reader(Answer):
 
     def weight_versions(self) -> list[Any] | None:
         """Per choice, which weights sampled which of its ids, where the engine says so."""
-        return None if self._whole is None else self.engine.weight_versions(self._whole)
+        return self._weight_versions
 
     @property
     def nothing_sampled(self) -> bool:

@@ -15,6 +15,8 @@ from capture.engines.wires import CHAT
 from capture.record import FIELDS, Ids
 from capture.unavailable import why
 
+_META_INFO: Final = frozenset(("meta_info",))
+
 
 class SGLang(Engine):
     name: ClassVar[str] = "sglang"
@@ -65,6 +67,8 @@ class SGLang(Engine):
         return hide._replace(
             prompt=hide.prompt and not (body.get("return_prompt_token_ids") or body.get("return_input_ids_in_sglext")),
             sampled=hide.sampled and not body.get("return_output_ids_in_sglext"),
+            # 0.5.23 gives it, logprobs and all, to whoever asks for ids.
+            more=frozenset() if body.get("return_token_ids") or body.get("return_meta_info") else _META_INFO,
         )
 
     def empty_steps_are_ours(self, hide: ResponseFilter) -> bool:

@@ -104,7 +104,8 @@ def serve_command(
     if gguf is not None:
         engine = context.with_resource(own_engine(gguf, model, env, concurrency))
         model, env[BASE_URL] = f"{LLAMACPP}/{engine.model}", engine.base_url
-        env.setdefault(TOKEN_LOGPROBS, "1")
+    # Trainers come for tokens; 0 still turns the capture off.
+    env.setdefault(TOKEN_LOGPROBS, "1")
     provider = read_provider(model, env) if chosen.needs_model else None
     plan = RolloutPlan(
         job=job or default_job_name(),

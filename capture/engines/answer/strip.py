@@ -23,6 +23,8 @@ class ResponseFilter(NamedTuple):
     sampled: bool = True
     usage: bool = True
     nulls: frozenset[str] = frozenset()
+    #: Keys of a choice, beside ids and logprobs, that came because of what we asked for.
+    more: frozenset[str] = frozenset()
 
     def strip(self, body: dict[str, Any], *, streamed: bool) -> bool:
         """Removes it from a chunk or a whole body, in place; returns whether anything was removed."""
@@ -40,6 +42,9 @@ class ResponseFilter(NamedTuple):
                 continue
             if self.logprobs and part.get("logprobs") is not None:
                 changed |= self._mute(part, "logprobs")
+            for key in self.more.intersection(part):
+                del part[key]
+                changed = True
             changed |= self._strip_ids(part)
         if self.usage and streamed and body.get("usage") is not None:
             del body["usage"]

@@ -86,3 +86,16 @@ def test_sglang_ids_of_steps_without_text_reach_an_agent_that_asked(field: str) 
         assert ids == [[5], [6], [{"token_ids": [7]}], []]
     else:
         assert ids[3] == [1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "keeps"),
+    [({}, False), ({"logprobs": True}, False), ({"return_meta_info": True}, True), ({"return_token_ids": True}, True)],
+)
+def test_sglangs_meta_info_reaches_only_an_agent_that_asked(asked: dict[str, Any], keeps: bool) -> None:
+    data = (TRANSCRIPTS / "sglang" / "chat-return_token_ids-nostream.body").read_bytes()
+    assert "meta_info" in json.loads(data)["choices"][0]
+    rules = engine("sglang")
+    request = {"messages": [], **asked}
+    reader = Reader(rules, CHAT, request, rules.ask(CHAT, request, CaptureOptions()))
+    assert ("meta_info" in json.loads(reader.body(data))["choices"][0]) is keeps
