@@ -19,7 +19,7 @@ from proxy import Policy, SettingsError
 from sandbox.embedded_engine import EmbeddedEngine
 from sandbox.service.group_request import RequestRefused, bad
 from sandbox.service.groups import STATES, RolloutGroup
-from sandbox.service.service import RolloutService
+from sandbox.service.service import GroupService
 from sandbox.service.weights import LONGEST_WAIT, WAIT, Weights
 
 #: A stream without lines sends an empty one after this many seconds, so that a dead connection is noticed.
@@ -32,14 +32,14 @@ class ServiceApp:
     """Routes over one service; every route but /health needs the key."""
 
     def __init__(
-        self, service: RolloutService, key: str, engine: EmbeddedEngine | None = None, keep_alive: float = KEEP_ALIVE
+        self, service: GroupService, key: str, engine: EmbeddedEngine | None = None, keep_alive: float = KEEP_ALIVE
     ) -> None:
         self.service, self.key, self.keep_alive = service, key, keep_alive
         self.weights = Weights(service, engine)
         self._registry = CollectorRegistry()
         for name, what, value in (
-            ("bench_serve_running", "Rollouts that run.", lambda: service.status()["running"]),
-            ("bench_serve_queued", "Rollouts that wait.", lambda: service.status()["queued"]),
+            ("bench_serve_running", "Rollouts that run.", lambda: service.running),
+            ("bench_serve_queued", "Rollouts that wait.", lambda: service.queued),
         ):
             Gauge(name, what, registry=self._registry).set_function(value)
         groups = Gauge("bench_serve_groups", "Groups, by state.", ["state"], registry=self._registry)

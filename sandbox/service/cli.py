@@ -32,7 +32,7 @@ from sandbox.rollouts.model_endpoint import BASE_URL, MODEL_FORMS, check_reachab
 from sandbox.rollouts.plan import RolloutPlan
 from sandbox.rollouts.progress import Progress
 from sandbox.service.server import ServerOptions, serve
-from sandbox.service.service import RolloutService, ServiceOptions
+from sandbox.service.service import GroupService, ServiceOptions
 from sandbox.tasks.task import find_tasks
 
 LLAMACPP = LlamaCpp.name
@@ -140,7 +140,7 @@ def serve_command(
             progress.status(nothing)
     secret = key or secrets.token_urlsafe(24)
 
-    def on_start(url: str, service: RolloutService) -> None:
+    def on_start(url: str, service: GroupService) -> None:
         with_key = "" if key else f", key {secret}"
         what = f"{len(found)} task" + ("s" if len(found) > 1 else "")
         progress.status(f"rollouts of {what} with {chosen.name} on {url}{with_key} -> {service.job.dir.path}")

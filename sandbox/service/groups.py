@@ -25,7 +25,7 @@ class RolloutGroup:
     #: What the members' folders are named, by index; None where there is no final result.
     members: list[str | None]
     #: How often the service's policy had changed when it was accepted; -1: in an earlier run, and again since.
-    policies: int = 0
+    policy_changes: int = 0
     #: The same in the order in which they finished.
     finished: list[str] = field(default_factory=list)
     verdict: dict[str, Any] | None = None
@@ -38,8 +38,8 @@ class RolloutGroup:
     open_members: int = 0
     #: Failed rollouts that a continued member replaces, by index.
     replaces: dict[int, str] = field(default_factory=dict)
-    #: Rollouts that run, and the proxy's session of each once it has one.
-    running: dict[str, str | None] = field(default_factory=dict)
+    #: Names of its rollouts that run.
+    running: set[str] = field(default_factory=set)
 
     @property
     def key(self) -> str:
@@ -49,11 +49,6 @@ class RolloutGroup:
     def state(self) -> str:
         """`open` until it has its verdict, then `complete`, `withheld` or `cancelled`."""
         return "open" if self.verdict is None else str(self.verdict["state"])
-
-    @property
-    def lines(self) -> int:
-        """How many lines its stream has so far."""
-        return len(self.finished) + (self.verdict is not None)
 
     def summary(self) -> dict[str, Any]:
         """A row of `GET /groups`."""

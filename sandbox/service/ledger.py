@@ -19,7 +19,7 @@ class Ledger:
     """The open ledger of a job, and what its earlier lines say.
 
     `accepted` and `ended` are by the groups' keys. `policy` is the last one, `{"version", "model", "weights"}`;
-    `under_it` are the keys of groups that were accepted since.
+    `accepted_since` are the keys of the groups that were accepted after it.
     """
 
     def __init__(self, job: JobDir) -> None:
@@ -28,7 +28,7 @@ class Ledger:
         self.accepted: dict[str, dict[str, Any]] = {}
         self.ended: dict[str, dict[str, Any]] = {}
         self.policy: dict[str, str | None] | None = None
-        self.under_it: set[str] = set()
+        self.accepted_since: set[str] = set()
         self._lock = threading.Lock()
         try:
             self._file = self.path.open("a+b", buffering=0)
@@ -43,11 +43,11 @@ class Ledger:
             row = json.loads_or_none(line) if line else None
             if isinstance(row, dict) and isinstance(row.get("request"), dict):
                 self.accepted[str(row["request"].get("key"))] = row["request"]
-                self.under_it.add(str(row["request"].get("key")))
+                self.accepted_since.add(str(row["request"].get("key")))
             elif isinstance(row, dict) and isinstance(row.get("verdict"), dict):
                 self.ended[str(row["verdict"].get("key"))] = row["verdict"]
             elif isinstance(row, dict) and isinstance(row.get("policy"), dict):
-                self.policy, self.under_it = row["policy"], set()
+                self.policy, self.accepted_since = row["policy"], set()
         if data and not data.endswith(b"\n"):  # a line that a kill cut off
             self._file.write(b"\n")
 

@@ -23,7 +23,7 @@ from sandbox.rollouts.plan import RolloutPlan
 from sandbox.rollouts.progress import Progress
 from sandbox.service.app import ServiceApp
 from sandbox.service.ledger import Ledger
-from sandbox.service.service import RolloutService, ServiceOptions
+from sandbox.service.service import GroupService, ServiceOptions
 from sandbox.tasks.task import Task
 
 
@@ -44,7 +44,7 @@ class ServerOptions:
 def serve(
     plan: RolloutPlan, tasks: Sequence[Task], service_options: ServiceOptions, options: ServerOptions,
     progress: Progress, *, make_pool: PoolFactory = DockerPool, engine: EmbeddedEngine | None = None,
-    on_start: Callable[[str, RolloutService], None] = lambda _url, _service: None,
+    on_start: Callable[[str, GroupService], None] = lambda _url, _service: None,
 ) -> int:  # fmt: skip
     """Serves until SIGTERM or Ctrl-C; the exit code. `on_start` gets the address. Raises `JobError`, `TaskError`.
 
@@ -63,7 +63,7 @@ def serve(
         ledger = Ledger(folder)
         if engine is not None and ledger.policy is not None and ledger.policy.get("weights"):
             serve_again(engine, str(ledger.policy["weights"]), progress)
-        service = RolloutService(plan, tasks, service_options, job, ledger, pool, proxy, progress)
+        service = GroupService(plan, tasks, service_options, job, ledger, pool, proxy, progress)
         try:
             app = ServiceApp(service, options.key, engine).app()
             exit_code = asyncio.run(_run(service, app, options, listener, progress, on_start))
@@ -98,8 +98,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 async def _run(
-    service: RolloutService, app: Starlette, options: ServerOptions, listener: socket.socket, progress: Progress,
-    on_start: Callable[[str, RolloutService], None],
+    service: GroupService, app: Starlette, options: ServerOptions, listener: socket.socket, progress: Progress,
+    on_start: Callable[[str, GroupService], None],
 ) -> int:  # fmt: skip
     loop = asyncio.get_running_loop()
     service.waiters.attach(loop)
@@ -135,7 +135,7 @@ async def _run(
     return exit_code
 
 
-async def _drain(service: RolloutService, grace: float, hurry: asyncio.Event, progress: Progress) -> None:
+async def _drain(service: GroupService, grace: float, hurry: asyncio.Event, progress: Progress) -> None:
     """Lets what runs end, for so many seconds at most or until a second signal; then ends it."""
     await asyncio.to_thread(service.drain)
     if not service.is_idle():

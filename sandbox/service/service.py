@@ -45,7 +45,7 @@ class ServiceOptions:
     retries: int = 0
 
 
-class RolloutService:
+class GroupService:
     """The groups of one job. Its methods may be called from any thread."""
 
     def __init__(
@@ -59,11 +59,12 @@ class RolloutService:
         self.policy_version = plan.session.policy_version
         self.draining = False
         #: How often the policy changed; a group remembers it from when it was accepted.
-        self._policies = 0
+        self._policy_changes = 0
         self._weights: str | None = (ledger.policy or {}).get("weights")
         self._ledger, self._progress = ledger, progress
         self._lock = threading.Lock()
-        self._queued = self._running = 0
+        #: Rollouts that wait, and that run.
+        self.queued = self.running = 0
         self._executor = ThreadPoolExecutor(max_workers=options.concurrency, thread_name_prefix="rollout")
         self._futures: dict[Future[None], RolloutGroup] = {}
 
@@ -88,8 +89,8 @@ class RolloutService:
                 self._ledger.accept(request.body)
             except JournalError as error:
                 raise RequestRefused(507, "not_written", f"the group is not accepted: {error}") from error
-            group = self._add(request, self._policies)
-            self._queued += request.size
+            group = self._add(request, self._policy_changes)
+            self.queued += request.size
         self._start(group, range(request.size))
         return group
 
@@ -98,8 +99,8 @@ class RolloutService:
             raise RequestRefused(
                 400, "too_large", f"a group of {size} does not fit into the queue of {self.options.queue} (--queue)"
             )
-        if self._queued + size > self.options.queue:
-            message = f"{self._queued} rollouts wait and {self._running} run; ask again when some have ended"
+        if self.queued + size > self.options.queue:
+            message = f"{self.queued} rollouts wait and {self.running} run; ask again when some have ended"
             raise RequestRefused(429, "queue_full", message, retry_after=5)
 
     def group(self, key: str) -> RolloutGroup:
@@ -133,7 +134,7 @@ class RolloutService:
     def _apply(self, policy: Policy) -> None:
         with self._lock:
             self.policy_version = policy.version
-            self._policies += 1
+            self._policy_changes += 1
         if self.proxy is not None:
             self.proxy.set_policy(*policy)
 
@@ -148,8 +149,8 @@ class RolloutService:
             "agent": self.plan.agent.name,
             "model": self.plan.model,
             "policy_version": self.policy_version,
-            "running": self._running,
-            "queued": self._queued,
+            "running": self.running,
+            "queued": self.queued,
             "concurrency": self.options.concurrency,
             "queue_limit": self.options.queue,
             "groups": {state: self.count(state) for state in STATES},
@@ -182,7 +183,7 @@ class RolloutService:
         for key, body in self._ledger.accepted.items():
             request = GroupRequest.read(body, list(self.tasks.values()), self.plan.session)
             with self._lock:
-                group = self._add(request, self._policies if key in self._ledger.under_it else -1)
+                group = self._add(request, self._policy_changes if key in self._ledger.accepted_since else -1)
             group.verdict = self._ledger.ended.get(key)
             for result in results.get(key, []):
                 index = result["group"].get("index")
@@ -196,12 +197,12 @@ class RolloutService:
                 continued += 1
                 missing = [index for index, name in enumerate(group.members) if name is None]
                 with self._lock:
-                    self._queued += len(missing)
+                    self.queued += len(missing)
                 self._start(group, missing)
         return continued
 
-    def _add(self, request: GroupRequest, policies: int) -> RolloutGroup:
-        group = RolloutGroup(request, self.tasks[request.task], [None] * request.size, policies)
+    def _add(self, request: GroupRequest, policy_changes: int) -> RolloutGroup:
+        group = RolloutGroup(request, self.tasks[request.task], [None] * request.size, policy_changes)
         self.groups[request.key] = group
         return group
 
@@ -221,8 +222,8 @@ class RolloutService:
 
     def _run_member(self, group: RolloutGroup, index: int) -> None:
         with self._lock:
-            self._queued -= 1
-            self._running += 1
+            self.queued -= 1
+            self.running += 1
         try:
             self._run_rollout(group, index)
         except (SandboxError, CaptureError) as error:
@@ -232,7 +233,7 @@ class RolloutService:
             group.trouble = group.trouble or sentence
         finally:
             with self._lock:
-                self._running -= 1
+                self.running -= 1
             self._end_members(group, 1)
             self.waiters.wake()
 
@@ -241,7 +242,7 @@ class RolloutService:
         plan = self._plan(group)
 
         def prepare(name: str, retry_of: str | None) -> Rollout:
-            group.running[name] = None
+            group.running.add(name)
             observer = Observer(self._progress.line, group.stop, self._progress.phase, on_session)
             return Rollout(
                 plan, group.task, self.job.dir.rollout(name).path, self.pool, self.proxy, observer, retry_of, member
@@ -249,21 +250,19 @@ class RolloutService:
 
         def on_session(name: str, session: str) -> None:
             self._progress.session(name, session)
-            if name in group.running:
-                group.running[name] = session
-                if self.proxy is not None and self._version(group) != plan.session.policy_version:
-                    self.proxy.set_policy_version(session, str(self._version(group)))
+            if self.proxy is not None and self._version(group) != plan.session.policy_version:
+                self.proxy.set_policy_version(session, str(self._version(group)))
 
         def on_end(result: dict[str, Any], final: bool) -> None:
             name = result["rollout_name"]
-            group.running.pop(name, None)
+            group.running.discard(name)
             self.job.add(result)
             self._progress.done(result, final=final)
             if final:
                 self._finish_member(group, index, name)
 
         def on_stop(name: str) -> None:
-            group.running.pop(name, None)
+            group.running.discard(name)
             self._progress.dropped(name)
 
         run_attempts(
@@ -277,7 +276,7 @@ class RolloutService:
     def _version(self, group: RolloutGroup) -> str | None:
         """The version that the group named, until a later one was announced to the service."""
         named = group.request.session.get("policy_version")
-        return named if named is not None and group.policies == self._policies else self.policy_version
+        return named if named is not None and group.policy_changes == self._policy_changes else self.policy_version
 
     def _finish_member(self, group: RolloutGroup, index: int, name: str) -> None:
         if not self.job.dir.rollout(name).result.exists():
@@ -344,11 +343,11 @@ class RolloutService:
         waiting = [future for future, owner in self._futures.copy().items() if owner is group]
         if count := sum(future.cancel() for future in waiting):
             with self._lock:
-                self._queued -= count
+                self.queued -= count
             self._end_members(group, count)
 
     def is_idle(self) -> bool:
-        return self._running == 0
+        return self.running == 0
 
     def close(self) -> int:
         """Stops what still runs; the number of groups that a restart with --resume continues."""

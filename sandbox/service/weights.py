@@ -9,7 +9,7 @@ from proxy import Policy
 from sandbox.embedded_engine import EmbeddedEngine
 from sandbox.errors import EngineError
 from sandbox.service.group_request import RequestRefused, bad
-from sandbox.service.service import RolloutService
+from sandbox.service.service import GroupService
 
 #: Seconds that a pause waits for calls in flight where the trainer says nothing, and at most.
 WAIT, LONGEST_WAIT = 300.0, 3600.0
@@ -18,7 +18,7 @@ WAIT, LONGEST_WAIT = 300.0, 3600.0
 class Weights:
     """What a trainer does when it has new weights. Methods may be called from any thread and may take minutes."""
 
-    def __init__(self, service: RolloutService, engine: EmbeddedEngine | None) -> None:
+    def __init__(self, service: GroupService, engine: EmbeddedEngine | None) -> None:
         """`engine`: the one that the service itself runs."""
         self._service = service
         self._engine = engine
