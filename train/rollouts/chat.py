@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from capture.journal.call import Call
 from capture.json import objects
@@ -61,14 +61,13 @@ def answer_of(call: Call) -> dict[str, Any]:
 
 
 def choices_of(answer: dict[str, Any]) -> list[ChatChoice]:
-    """The choices of a response body in any of the three dialects; empty where the body is none of them."""
+    """The choices of a response body in any of the three dialects; empty where the body is none of them.
+
+    In the order of their indexes, as the completions of a token capture: one without a message keeps its place.
+    """
     choices = answer.get("choices")
     if isinstance(choices, list):
-        return [
-            ChatChoice(choice["message"], _text(choice.get("finish_reason")))
-            for choice in objects(choices)
-            if isinstance(choice.get("message"), dict)
-        ]
+        return _by_index(choices)
     if isinstance(answer.get("content"), list):
         return [ChatChoice(_anthropic_assistant(answer["content"]), _text(answer.get("stop_reason")))]
     if isinstance(answer.get("output"), list):
@@ -76,6 +75,23 @@ def choices_of(answer: dict[str, Any]) -> list[ChatChoice]:
         last = messages[-1] if messages else {"role": "assistant", "content": ""}
         return [ChatChoice(last, _text(answer.get("status")))]
     return []
+
+
+def _by_index(choices: list[Any]) -> list[ChatChoice]:
+    numbered: list[tuple[int, ChatChoice]] = []
+    for position, choice in enumerate(choices):
+        if isinstance(choice, dict):
+            index, message = choice.get("index"), choice.get("message")
+            made = ChatChoice(message if isinstance(message, dict) else {}, _text(choice.get("finish_reason")))
+            numbered.append((index if type(index) is int else position, made))
+    ordered = [choice for _, choice in sorted(numbered, key=lambda pair: pair[0])]
+    last = max((at for at, choice in enumerate(ordered) if choice.message), default=-1)
+    return [
+        choice if choice.message else ChatChoice(_NO_MESSAGE, choice.finish_reason) for choice in ordered[: last + 1]
+    ]
+
+
+_NO_MESSAGE: Final[Message] = {"role": "assistant", "content": None}
 
 
 def _text(value: Any) -> str | None:

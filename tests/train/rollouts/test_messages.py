@@ -140,3 +140,19 @@ def test_a_finish_reason_that_is_not_a_string_is_none(finish: Any) -> None:
         {"output": [], "status": finish},
     )
     assert [reply.finish_reason for answer in result for reply in choices_of(answer)] == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("choices", "texts"),
+    [
+        ([{"index": 1, "message": {"content": "b"}}, {"index": 0, "message": {"content": "a"}}], ["a", "b"]),
+        ([{"index": 0, "message": None}, {"index": 1, "message": {"content": "b"}}], [None, "b"]),
+        ([{"index": 2, "message": {"content": "c"}}, {"index": 1}, {"index": 0, "message": []}], [None, None, "c"]),
+        ([{"message": {"content": "a"}}, {"index": None, "message": {"content": "b"}}], ["a", "b"]),
+        ([None, {"index": 0, "message": {"content": "a"}}], ["a"]),
+        ([{"index": 0, "text": "a"}], []),
+    ],
+)
+def test_choices_are_in_the_order_of_their_ids(choices: list[Any], texts: list[Any]) -> None:
+    """A capture's completions are sorted by index, so the text of each has to be at the same place."""
+    assert [choice.message.get("content") for choice in choices_of({"choices": choices})] == texts
