@@ -125,3 +125,15 @@ def test_a_lazy_commands_summary_is_its_own_first_sentence(app: object) -> None:
                 walk(loaded)
 
     walk(get_command(app))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("door", ["bench", "python -m sandbox", "python -m proxy"])
+@pytest.mark.parametrize("code", ["raise AttributeError('numpy')", "raise OSError('libz.so: cannot open')", ""])
+def test_a_package_that_is_broken_is_named(tmp_path: Path, door: str, code: str) -> None:
+    """It is no bug to report. The last one is half installed: a folder without its modules."""
+    package = {"bench": "typer", "python -m sandbox": "docker", "python -m proxy": "prometheus_client"}[door]
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").write_text(code)
+    done = enter(door, tmp_path)
+    assert done.returncode == 2 and f"the package {package}, which this command needs" in done.stderr
+    assert len(done.stderr.splitlines()) == 1 and "report" not in done.stderr

@@ -23,9 +23,15 @@ def optional(
         found = import_module(module)
         return found if attribute is None else getattr(found, attribute)
     except ModuleNotFoundError as error:
-        raise BadInput(f"{needed_for} ({error.name} is missing): {install}") from error
+        if error.name is not None:  # a lazy package names none, and has the cause in words
+            raise BadInput(f"{needed_for} ({error.name} is missing): {install}") from error
+        raise _broken(module, error, needed_for, install) from error
     except Exception as error:
-        message = (str(error).strip().splitlines() or ["no message"])[0][:200]
-        raise BadInput(
-            f"{needed_for} ({module} is installed but cannot be imported: {type(error).__name__}: {message}): {install}"
-        ) from error
+        raise _broken(module, error, needed_for, install) from error
+
+
+def _broken(module: str, error: Exception, needed_for: str, install: str) -> BadInput:
+    message = (str(error).strip().splitlines() or ["no message"])[0][:200]
+    return BadInput(
+        f"{needed_for} ({module} is installed but cannot be imported: {type(error).__name__}: {message}): {install}"
+    )

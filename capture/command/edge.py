@@ -25,6 +25,9 @@ _REFUSED = frozenset(
      errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR}
 )  # fmt: skip
 
+#: Packages that are ours: an import that fails there is a bug.
+_OURS = frozenset({"__main__", "bench", "capture", "proxy", "sandbox", "train"})
+
 
 def run(program: str, load: Callable[[], Callable[..., object]]) -> NoReturn:
     """Loads a command line, runs it under the name `program`, and exits.
@@ -48,6 +51,12 @@ def run(program: str, load: Callable[[], Callable[..., object]]) -> NoReturn:
             raise
         if isinstance(error, OSError) and error.errno in _REFUSED and error.filename is not None:
             code = _report(f"{name}: {os.fsdecode(error.filename)}: {error.strerror}", 2)
+        elif (package := _broken_package(error)) is not None:
+            code = _report(
+                f"{name}: the package {package}, which this command needs, is missing or broken "
+                f"({type(error).__name__}: {error}): install benchflow-sidecar again (pip install --force-reinstall)",
+                2,
+            )
         else:
             code = _report(
                 f"{name}: this should not have happened ({type(error).__name__}: {error}). "
@@ -56,6 +65,21 @@ def run(program: str, load: Callable[[], Callable[..., object]]) -> NoReturn:
             )
     _exit_on_ctrl_c()  # also while Python shuts down
     sys.exit(code if _flushed() else 1)
+
+
+def _broken_package(error: Exception) -> str | None:
+    """The package of others whose import failed; None for a bug of ours. Broken ones raise whatever they like."""
+    trace, package = error.__traceback__, None
+    while trace is not None:
+        frame = trace.tb_frame
+        module = str(frame.f_globals.get("__name__")).partition(".")[0]
+        code = frame.f_code
+        if code.co_name == "<module>" and not code.co_filename.startswith("<") and module not in _OURS:
+            package = module
+        trace = trace.tb_next
+    if package is None and isinstance(error, ImportError) and error.name is not None:
+        package = error.name.partition(".")[0]
+    return None if package in _OURS else package
 
 
 def raise_on_ctrl_c() -> None:

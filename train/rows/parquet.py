@@ -122,7 +122,9 @@ class ParquetWriter:
 
 def arrow() -> Any:
     """pyarrow. Raises `BadInput` where it is not installed or cannot be imported."""
-    return optional("pyarrow", needed_for="Parquet needs the benchflow train extra", extra="train")
+    needs: Any = {"needed_for": "Parquet needs the benchflow train extra", "extra": "train"}
+    optional("pyarrow", "ArrowInvalid", **needs)  # half of a package has no attributes
+    return optional("pyarrow", **needs)
 
 
 def parquet() -> Any:

@@ -176,12 +176,13 @@ def load_score(model: Path | str) -> Score:
     """A scorer from a Hugging Face folder, in float32 on the CPU. Raises `BadInput`."""
     needed_for = "audit requires the benchflow trl extra"
     torch = optional("torch", needed_for=needed_for, extra="trl")
+    float32 = optional("torch", "float32", needed_for=needed_for, extra="trl")  # also where half of it is installed
     loader = optional("transformers", "AutoModelForCausalLM", needed_for=needed_for, extra="trl")
     optional("transformers.utils.logging", needed_for=needed_for, extra="trl").disable_progress_bar()
     if not Path(model).is_dir():
         raise BadInput(f"--model {model}: no such folder; give a Hugging Face model's folder (config.json and weights)")
     try:
-        loaded = loader.from_pretrained(model, dtype=torch.float32, local_files_only=True).eval()
+        loaded = loader.from_pretrained(model, dtype=float32, local_files_only=True).eval()
     except (OSError, ValueError) as error:
         raise BadInput(f"--model {model}: cannot be loaded ({_first_line(error)})") from error
     vocabulary = int(loaded.config.get_text_config().vocab_size)
