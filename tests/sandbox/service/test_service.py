@@ -238,7 +238,8 @@ def test_a_stop_lets_rollouts_end_and_a_restart_goes_on(service: Service, model:
     thread.start()
     until(lambda: model.calls == 4)
     service.process.send_signal(signal.SIGTERM)
-    until(lambda: service.post(key="new", task="write-42").status_code == 503)
+    until(lambda: "stopping; rollouts that run may end" in service.log.read_text())
+    assert service.post(key="new", task="write-42").status_code == 503
     model.gate.set()
     thread.join(WAIT)
     assert service.kill(signal.SIGTERM) == 143
