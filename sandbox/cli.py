@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,44 +14,21 @@ from typing import Annotated, Any
 import typer
 
 from capture.command.terminal import echo
-from proxy import TOKEN_LOGPROBS, TOP_LOGPROBS, SessionOptions, SettingsError, option_help, read_sampling
+from proxy import option_help
 from sandbox.agents import find_agent
 from sandbox.containers import images, reaper
 from sandbox.containers.docker import connect
 from sandbox.containers.pool import ContainerPool
 from sandbox.doctor import doctor_command
 from sandbox.errors import JobError, Stopped, TaskError
+from sandbox.rollouts import options
 from sandbox.rollouts.job import JobOptions, JobOutcome, default_job_name, run_job
-from sandbox.rollouts.model_endpoint import (
-    API_KEY,
-    BASE_URL,
-    MODEL_FORMS,
-    Provider,
-    check_reachable,
-    read_provider,
-    without_tokens,
-)
+from sandbox.rollouts.model_endpoint import Provider, read_provider
+from sandbox.rollouts.options import for_the_agent, read_env, session_options, warn_before
 from sandbox.rollouts.plan import RolloutPlan
 from sandbox.rollouts.progress import Progress
 from sandbox.tasks.scaffold import write_task
 from sandbox.tasks.task import Task, find_folders, find_tasks, load_task
-
-ENV_HELP = (
-    f"NAME=VALUE for the agent; NAME alone copies it from this environment. {BASE_URL} and {API_KEY} say where the "
-    f"engine is and stay outside the sandbox; {TOKEN_LOGPROBS}=1 captures token ids and logprobs, {TOP_LOGPROBS}=N "
-    "also N alternatives per token."
-)
-#: The options of `bench run` and `bench serve` that control what sessions may do.
-ForceSampling = Annotated[
-    list[str] | None,
-    typer.Option(help="NAME=VALUE or a JSON object; wins over what calls set: --force-sampling top_p=1.0"),
-]
-MaxOutputTokens = Annotated[int | None, typer.Option(help=option_help("max_output_tokens"))]
-Grammars = Annotated[str, typer.Option(help=option_help("grammars"))]
-MaxCalls = Annotated[int | None, typer.Option(help=option_help("max_calls"))]
-MaxSampledTokens = Annotated[int | None, typer.Option(help=option_help("max_sampled_tokens"))]
-MaxSeconds = Annotated[float | None, typer.Option(help=option_help("max_seconds"))]
-Purpose = Annotated[str, typer.Option(help=option_help("purpose"))]
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
 tasks_app = typer.Typer(
@@ -71,51 +47,36 @@ app.add_typer(agents_app, name="agents")
 
 @app.command("run")
 def run_command(
-    tasks: Annotated[list[str], typer.Argument(help="Task folders, folders of tasks, or globs.")],
+    tasks: options.Tasks,
     agent: Annotated[
         str, typer.Option("--agent", "-a", help="oracle, nop, mini, pi, claude, codex, ...: bench agents list")
     ],
-    model: Annotated[str | None, typer.Option("--model", "-m", help=f"{MODEL_FORMS}.")] = None,
+    model: options.Model = None,
     sandbox: Annotated[str, typer.Option(help="Where agents run; docker is the only choice.")] = "docker",
-    jobs_dir: Annotated[Path, typer.Option(help="Folder for job folders.")] = Path("jobs"),
-    job: Annotated[str | None, typer.Option(help="Name of the job; default: the current time.")] = None,
-    agent_env: Annotated[
-        list[str] | None,
-        typer.Option(help=ENV_HELP),
-    ] = None,
+    jobs_dir: options.JobsDir = Path("jobs"),
+    job: options.JobName = None,
+    agent_env: options.AgentEnv = None,
     trials: Annotated[
         int, typer.Option(min=1, max=999, help="How often to repeat every task, each time in its own job.")
     ] = 1,
-    concurrency: Annotated[int, typer.Option(min=1, max=1000, help="Number of rollouts that run at once.")] = 4,
-    timeout: Annotated[
-        float | None, typer.Option(min=0.001, help="Seconds per prompt; overrides the task (default 900).")
-    ] = None,
-    retries: Annotated[
-        int, typer.Option(min=0, help="Retries after a failure of the infrastructure, not of the agent.")
-    ] = 0,
+    concurrency: options.Concurrency = 4,
+    timeout: options.Timeout = None,
+    retries: options.Retries = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a job; finished rollouts are kept.")] = False,
     fail_fast: Annotated[
         bool, typer.Option("--fail-fast", help="Stop at the first rollout that gets no reward.")
     ] = False,
-    verifier_sandbox: Annotated[
-        str | None, typer.Option(help="shared: the agent's container, cleaned; separate: a fresh one.")
-    ] = None,
-    policy_version: Annotated[str | None, typer.Option(help=option_help("policy_version"))] = None,
-    sampling: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=VALUE or a JSON object; defaults for calls that set none: --sampling temperature=1.0"),
-    ] = None,
-    token_in: Annotated[
-        str,
-        typer.Option(envvar="CAPTURE_TOKEN_IN", help=option_help("token_in")),
-    ] = "off",
-    force_sampling: ForceSampling = None,
-    max_output_tokens: MaxOutputTokens = None,
-    grammars: Grammars = "flag",
-    max_calls: MaxCalls = None,
-    max_sampled_tokens: MaxSampledTokens = None,
-    max_seconds: MaxSeconds = None,
-    purpose: Purpose = "train",
+    verifier_sandbox: options.VerifierSandbox = None,
+    policy_version: options.PolicyVersion = None,
+    sampling: options.Sampling = None,
+    token_in: options.TokenIn = "off",
+    force_sampling: options.ForceSampling = None,
+    max_output_tokens: options.MaxOutputTokens = None,
+    grammars: options.Grammars = "flag",
+    max_calls: options.MaxCalls = None,
+    max_sampled_tokens: options.MaxSampledTokens = None,
+    max_seconds: options.MaxSeconds = None,
+    purpose: Annotated[str, typer.Option(help=option_help("purpose"))] = "train",
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on standard output.")] = False,
 ) -> None:
     """Run agents on tasks in Docker sandboxes, and score them.
@@ -125,8 +86,6 @@ def run_command(
     """
     if sandbox != "docker":
         raise JobError(f"--sandbox {sandbox} is not known; docker is")
-    if verifier_sandbox not in (None, "shared", "separate"):
-        raise JobError(f"--verifier-sandbox must be shared or separate, not {verifier_sandbox}")
     env = read_env(agent_env or [])
     chosen = find_agent(agent)
     provider = read_provider(model, env) if chosen.needs_model else None
@@ -152,20 +111,12 @@ def run_command(
             purpose=purpose,
         ),
     )
-    if "/" in plan.job or plan.job in (".", ".."):
-        raise JobError(f"--job {plan.job}: a job's name is one folder's name; the folder above it is --jobs-dir")
     progress = Progress(sys.stderr if as_json else None)
-    for task in found:
-        for warning in task.warnings:
-            progress.status(warning)
-    if provider is not None:
-        check_reachable(provider)
-        if (nothing := without_tokens(provider)) is not None:
-            progress.status(nothing)
-    options = JobOptions(jobs_dir, trials, concurrency, retries, resume, fail_fast)
+    warn_before(found, provider, progress)
+    job_options = JobOptions(jobs_dir, trials, concurrency, retries, resume, fail_fast)
     with interruptible(progress) as guard:
         try:
-            outcome = run_job(plan, found, options, progress, stop=guard.stop, on_pool=guard.watch)
+            outcome = run_job(plan, found, job_options, progress, stop=guard.stop, on_pool=guard.watch)
         except Stopped:  # before the first rollout began
             raise typer.Exit(guard.exit_code or 1) from None
     report(outcome, provider, progress, as_json)
@@ -220,52 +171,6 @@ def interruptible(progress: Progress) -> Iterator[SignalGuard]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def read_env(words: list[str]) -> dict[str, str]:
-    """`NAME=VALUE` and bare `NAME`s. Raises `JobError`."""
-    env = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not name or (not equals and name not in os.environ):
-            raise JobError(f"--agent-env {name or word}: give NAME=VALUE, or the NAME of a variable that is set here")
-        env[name] = value if equals else os.environ[name]
-    return env
-
-
-def for_the_agent(env: dict[str, str]) -> dict[str, str]:
-    """The variables that go into the sandbox: where the engine is stays outside."""
-    return {name: value for name, value in env.items() if name not in (BASE_URL, API_KEY)}
-
-
-def session_options(
-    policy_version: str | None,
-    sampling: list[str],
-    token_in: str,
-    provider: Provider | None,
-    force_sampling: Sequence[str] = (),
-    **controls: Any,
-) -> SessionOptions:
-    """What the sessions of the job's rollouts have; `controls` are further fields of `SessionOptions`. Raises
-    `JobError`.
-    """
-    if token_in != "off" and provider is not None and provider.engine == "other":
-        raise JobError(f"--token-in needs token ids, which {provider.model} does not return; leave it out")
-    capture = provider is None or provider.capture
-    try:
-        options = SessionOptions(
-            capture=capture,
-            top_logprobs=provider.top_logprobs if provider else None,
-            token_in=token_in,
-            policy_version=policy_version,
-            sampling=read_sampling(sampling),
-            force_sampling=read_sampling(force_sampling, "--force-sampling"),
-            **controls,
-        )
-        options.check()
-    except SettingsError as error:
-        raise JobError(str(error)) from error
-    return options
 
 
 @tasks_app.command("check")

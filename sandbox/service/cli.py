@@ -11,24 +11,14 @@ from typing import Annotated
 import typer
 
 from capture.engines.llamacpp import LlamaCpp
-from proxy import TOKEN_LOGPROBS, is_loopback, option_help
+from proxy import TOKEN_LOGPROBS, is_loopback
 from sandbox.agents import find_agent
-from sandbox.cli import (
-    ENV_HELP,
-    ForceSampling,
-    Grammars,
-    MaxCalls,
-    MaxOutputTokens,
-    MaxSampledTokens,
-    MaxSeconds,
-    for_the_agent,
-    read_env,
-    session_options,
-)
 from sandbox.embedded_engine import EmbeddedEngine
 from sandbox.errors import JobError
+from sandbox.rollouts import options
 from sandbox.rollouts.job import default_job_name
-from sandbox.rollouts.model_endpoint import BASE_URL, MODEL_FORMS, check_reachable, read_provider, without_tokens
+from sandbox.rollouts.model_endpoint import BASE_URL, read_provider
+from sandbox.rollouts.options import for_the_agent, read_env, session_options, warn_before
 from sandbox.rollouts.plan import RolloutPlan
 from sandbox.rollouts.progress import Progress
 from sandbox.service.server import ServerOptions, serve
@@ -42,9 +32,9 @@ MOST_SLOTS = 8
 
 def serve_command(
     context: typer.Context,
-    tasks: Annotated[list[str], typer.Argument(help="Task folders, folders of tasks, or globs.")],
+    tasks: options.Tasks,
     agent: Annotated[str, typer.Option("--agent", "-a", help="mini, pi, claude, codex, ...: bench agents list")],
-    model: Annotated[str | None, typer.Option("--model", "-m", help=f"{MODEL_FORMS}.")] = None,
+    model: options.Model = None,
     gguf: Annotated[
         Path | None,
         typer.Option(help="Serve this file with the embedded engine, as -m llamacpp/NAME; POST /weights replaces it."),
@@ -55,44 +45,33 @@ def serve_command(
         str | None,
         typer.Option(envvar="BENCHFLOW_SERVE_KEY", help="Key that trainers send; generated and logged if not given."),
     ] = None,
-    jobs_dir: Annotated[Path, typer.Option(help="Folder for job folders.")] = Path("jobs"),
-    job: Annotated[str | None, typer.Option(help="Name of the job; default: the current time.")] = None,
+    jobs_dir: options.JobsDir = Path("jobs"),
+    job: options.JobName = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue a job: finished rollouts are kept, open groups go on.")
+        bool, typer.Option("--resume", help="Continue a job: finished rollouts are kept, open groups continue.")
     ] = False,
-    agent_env: Annotated[list[str] | None, typer.Option(help=ENV_HELP)] = None,
-    concurrency: Annotated[int, typer.Option(min=1, max=1000, help="Number of rollouts that run at once.")] = 4,
+    agent_env: options.AgentEnv = None,
+    concurrency: options.Concurrency = 4,
     queue: Annotated[int, typer.Option(min=1, help="Rollouts that may wait; a group beyond them gets 429.")] = 1024,
-    retries: Annotated[
-        int, typer.Option(min=0, help="Retries after a failure of the infrastructure, not of the agent.")
-    ] = 1,
-    timeout: Annotated[
-        float | None, typer.Option(min=0.001, help="Seconds per prompt; overrides the task (default 900).")
-    ] = None,
+    retries: options.Retries = 1,
+    timeout: options.Timeout = None,
     grace: Annotated[float, typer.Option(min=0, help="Seconds that running rollouts have at a stop.")] = 60.0,
-    verifier_sandbox: Annotated[
-        str | None, typer.Option(help="shared: the agent's container, cleaned; separate: a fresh one.")
-    ] = None,
-    policy_version: Annotated[str | None, typer.Option(help=option_help("policy_version"))] = None,
-    sampling: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=VALUE or a JSON object; defaults for calls that set none: --sampling temperature=1.0"),
-    ] = None,
-    token_in: Annotated[str, typer.Option(envvar="CAPTURE_TOKEN_IN", help=option_help("token_in"))] = "off",
-    force_sampling: ForceSampling = None,
-    max_output_tokens: MaxOutputTokens = None,
-    grammars: Grammars = "flag",
-    max_calls: MaxCalls = None,
-    max_sampled_tokens: MaxSampledTokens = None,
-    max_seconds: MaxSeconds = None,
+    verifier_sandbox: options.VerifierSandbox = None,
+    policy_version: options.PolicyVersion = None,
+    sampling: options.Sampling = None,
+    token_in: options.TokenIn = "off",
+    force_sampling: options.ForceSampling = None,
+    max_output_tokens: options.MaxOutputTokens = None,
+    grammars: options.Grammars = "flag",
+    max_calls: options.MaxCalls = None,
+    max_sampled_tokens: options.MaxSampledTokens = None,
+    max_seconds: options.MaxSeconds = None,
 ) -> None:
     """Offer rollouts over HTTP to a trainer: groups of one task, scored, with exact tokens and advantages.
 
     Exit codes: 2 bad input, or no Docker; 130 Ctrl-C, 143 SIGTERM: containers are gone, and --resume continues the
     groups that were not finished.
     """
-    if verifier_sandbox not in (None, "shared", "separate"):
-        raise JobError(f"--verifier-sandbox must be shared or separate, not {verifier_sandbox}")
     if key is None and not is_loopback(host):
         raise JobError(
             f"refusing to listen on {host} without a key: anybody who reaches the port could run agents here; give "
@@ -127,17 +106,9 @@ def serve_command(
             max_seconds=max_seconds,
         ),
     )
-    if "/" in plan.job or plan.job in (".", ".."):
-        raise JobError(f"--job {plan.job}: a job's name is one folder's name; the folder above it is --jobs-dir")
     found = find_tasks(tasks)
     progress = Progress(sys.stderr, live=False, command="bench serve")
-    for task in found:
-        for warning in task.warnings:
-            progress.status(warning)
-    if provider is not None:
-        check_reachable(provider)
-        if (nothing := without_tokens(provider)) is not None:
-            progress.status(nothing)
+    warn_before(found, provider, progress)
     secret = key or secrets.token_urlsafe(24)
 
     def on_start(url: str, service: GroupService) -> None:
@@ -145,9 +116,9 @@ def serve_command(
         what = f"{len(found)} task" + ("s" if len(found) > 1 else "")
         progress.status(f"rollouts of {what} with {chosen.name} on {url}{with_key} -> {service.job.dir.path}")
 
-    options = ServerOptions(secret, host, port, jobs_dir, resume, grace)
+    server_options = ServerOptions(secret, host, port, jobs_dir, resume, grace)
     limits = ServiceOptions(concurrency, queue, retries)
-    raise typer.Exit(serve(plan, found, limits, options, progress, engine=engine, on_start=on_start))
+    raise typer.Exit(serve(plan, found, limits, server_options, progress, engine=engine, on_start=on_start))
 
 
 def own_engine(gguf: Path, model: str | None, env: Mapping[str, str], calls: int) -> EmbeddedEngine:

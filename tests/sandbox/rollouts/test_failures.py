@@ -18,13 +18,13 @@ from sandbox.agents import find_agent
 from sandbox.agents.mini import Mini
 from sandbox.agents.nop import Nop
 from sandbox.agents.oracle import Oracle
-from sandbox.cli import session_options
 from sandbox.containers.docker import connect
 from sandbox.containers.pool import DockerPool
 from sandbox.embedded_engine import EmbeddedEngine
 from sandbox.errors import DockerError, JobError
 from sandbox.rollouts.job import JobOptions, run_job
 from sandbox.rollouts.model_endpoint import Provider, check_reachable, read_provider, without_tokens
+from sandbox.rollouts.options import session_options
 from sandbox.rollouts.plan import RolloutPlan
 from sandbox.rollouts.progress import Progress
 from sandbox.rollouts.result_files import outcome
