@@ -48,9 +48,11 @@ def read_provider(model: str | None, env: Mapping[str, str]) -> Provider:
     if not model:
         raise JobError(f"this agent needs a model; give -m {MODEL_FORMS}")
     prefix, slash, served = model.partition("/")
-    if not slash or prefix not in ENGINES or not served:
+    if slash and not (prefix and served):
+        raise JobError(f"-m {model}: the name of the {'model' if prefix else 'engine'} is missing; give {MODEL_FORMS}")
+    if not slash or prefix not in ENGINES:
         near = difflib.get_close_matches(prefix, ENGINES, n=1) if slash else []
-        meant = f"{near[0]}/{served}" if near and served else f"vllm/{model}"
+        meant = f"{near[0]}/{served}" if near else f"vllm/{model}"
         raise JobError(f"-m {model}: say which engine serves it, such as -m {meant} ({', '.join(ENGINES)})")
     base = env.get(BASE_URL) or (HOSTED if prefix == "openai" else "")
     if not base:

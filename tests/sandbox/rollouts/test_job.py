@@ -284,6 +284,8 @@ def test_config_contains_the_capture_setting_and_no_secret(tmp_path: Path, docke
         (["-a", "orcale"], "unknown agent 'orcale'; did you mean oracle?"),
         (["-a", "mini"], "this agent needs a model; give -m vllm/NAME"),
         (["-a", "mini", "-m", "my-policy"], "say which engine serves it, such as -m vllm/my-policy"),
+        (["-a", "mini", "-m", "vllm/"], "the name of the model is missing"),
+        (["-a", "mini", "-m", "/my-policy"], "the name of the engine is missing"),
         (["-a", "mini", "-m", "vllm/p"], "where does vllm/p run? Give --agent-env BENCHFLOW_PROVIDER_BASE_URL="),
         (["-a", "mini", "-m", "vlm/p"], "such as -m vllm/p ("),
         (
