@@ -17,6 +17,7 @@ import orjson
 
 #: The bytes of a file that decide over its types; the row that begins before their end belongs to them.
 CHUNK: Final = 10 << 20
+MAX_LEVELS: Final = 62
 #: A kind -> the one which can hold its values, so that it may come later.
 _HELD_BY: Final = {"integer": "number", "date": "string"}
 #: Columns in which a string that became a timestamp would break the chat template.
@@ -59,6 +60,11 @@ class ColumnTypes:
             for path, kind in self.first
             if kind == "date" and (path, "string") not in self.first and path.startswith(_MESSAGES)
         )
+
+
+def too_deep(path: str) -> bool:
+    """Whether a field is below more lists and objects than Arrow's schemas have levels (pyarrow 26)."""
+    return path.count(".") + path.count("[]") > MAX_LEVELS
 
 
 def _kinds(value: Any, path: str) -> Iterator[FieldKind]:

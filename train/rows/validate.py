@@ -11,7 +11,7 @@ from typing import Any, Final
 from train.errors import BadInput, NoSuchPath
 from train.rows.capture_lookup import CapturedCall, CaptureLookup
 from train.rows.checks import check_banned
-from train.rows.column_types import ColumnTypes
+from train.rows.column_types import ColumnTypes, too_deep
 from train.rows.convert import calls_tools
 from train.rows.formats import NAMES, find_format
 from train.rows.formats.base import Format, Row
@@ -132,10 +132,14 @@ def validate(
             continue
         problems = check_banned(row) + form.check(row)
         if offset is not None and form.container == "jsonl":
+            new = types.add(row, offset)
+            problems += [
+                f"{field[:60]}… is nested deeper than load_dataset reads" for field, _ in new if too_deep(field)
+            ][:1]
             problems += [
                 f"{field} has its first value of kind {kind} after 10 MiB, where load_dataset has fixed the types: it "
                 "refuses the file; write it again with bench train convert, or as Parquet"
-                for field, kind in types.add(row, offset)
+                for field, kind in new
                 if (field, kind) in types.late()
             ]
         if problems and report.rows == 1:

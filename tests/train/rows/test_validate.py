@@ -263,3 +263,18 @@ def test_no_trainer_and_no_tokenizer_is_imported_before_it_is_needed(tmp_path: P
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert answer.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(("levels", "good"), [(57, True), (58, False), (90, False)])
+def test_a_field_that_is_nested_too_deeply_is_a_problem(tmp_path: Path, levels: int, good: bool) -> None:
+    """Where `load_dataset` 5.2 reads a file, and where it says "Recursion level in ArrowSchema struct exceeded"."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}
+    for _ in range(levels - 1):
+        call["function"]["arguments"] = {"a": call["function"]["arguments"]}  # type: ignore[index]
+    made = json.dumps(call).replace("{}", '{"a": 1}')
+    (tmp_path / "rows.jsonl").write_text(
+        '{"prompt": [{"role": "user", "content": "x"}], "completion": [{"role": "assistant", "content": "", '
+        '"tool_calls": [' + made + ']}], "tools": null}\n'
+    )
+    problems = validate(tmp_path / "rows.jsonl", "trl-sft").problems
+    assert any("nested deeper" in problem for problem in problems) is not good, problems
