@@ -9,6 +9,7 @@ SandboxError
 │   ├── ImageError       an image is missing, cannot be pulled or cannot be built
 │   ├── InstallError     an agent cannot be installed
 │   ├── AgentError       the agent failed, broke the protocol or used up its memory, disk or time
+│   │   └── BrokenSandbox    it left a sandbox in which nothing runs
 │   └── VerifierError    the verifier gave no valid reward
 │       └── NoReward         it ended well and wrote no reward file
 └── Stopped          the user stopped the job
@@ -68,6 +69,10 @@ class AgentError(RolloutError):
     """The agent failed, broke the protocol or used up its memory, disk or time."""
 
     category = "agent_error"
+
+
+class BrokenSandbox(AgentError):
+    """The agent left a sandbox in which nothing runs any more, so there is nothing to verify: the reward is 0."""
 
 
 class VerifierError(RolloutError):

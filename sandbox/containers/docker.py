@@ -24,11 +24,13 @@ from docker.types import LogConfig, Ulimit
 from docker.utils import kwargs_from_env
 
 from sandbox.containers.base import STDERR, STDOUT, run
-from sandbox.errors import AgentError, DockerError, RolloutError
+from sandbox.errors import AgentError, BrokenSandbox, DockerError, RolloutError
 
 #: What root needs to prepare the sandbox and to verify. The agent is not root and has none of these.
 CAPABILITIES = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETUID", "SETGID", "KILL"]
 KEEP_ALIVE = ["sleep", "2147483647"]
+#: By number: an agent that is root may have taken the names away (`/etc/passwd`).
+ROOT = "0"
 #: Levels of folders below `/` that stay. Trees of thousands of levels outlive the container: the engine opens a file
 #: descriptor per level to remove them.
 MAX_DEPTH = 128
@@ -150,7 +152,7 @@ class Container:
                 environment=dict(env or {}),
                 working_dir="/",  # the engine would create a missing folder as root; `hardening.prepare` creates it
                 host_config=host,
-                user="root",
+                user=ROOT,
                 stop_signal="SIGKILL",
                 healthcheck={"test": ["NONE"]},
             )
@@ -167,7 +169,12 @@ class Container:
     ) -> ExecPipe:
         with docker_errors(f"run {argv[0]} in the sandbox"):
             command = self.api.exec_create(
-                self.id, list(argv), stdin=True, user=user, environment=dict(env or {}), workdir=cwd
+                self.id,
+                list(argv),
+                stdin=True,
+                user=ROOT if user == "root" else user,
+                environment=dict(env or {}),
+                workdir=cwd,
             )
             sock = self.api.exec_start(command["Id"], socket=True)
         return ExecPipe(self.api, command["Id"], sock)
@@ -209,7 +216,14 @@ class Container:
             stopped = self.api.inspect_container(self.id)["State"]
             if stopped["Running"] or stopped["Pid"]:
                 raise DockerError("the agent's processes could not be ended; nothing it did can be trusted")
-            self.api.start(self.id)
+            try:
+                self.api.start(self.id)
+            except docker.errors.APIError as error:
+                if "unable to start container process" not in str(error.explanation):
+                    raise
+                raise BrokenSandbox(
+                    f"the agent left a sandbox in which nothing can run: {error.explanation}"
+                ) from error
             after = self.api.inspect_container(self.id)["State"]
             others = self._other_processes()
         if after["Pid"] == before["Pid"] or others:

@@ -21,7 +21,16 @@ from sandbox.agents.trajectory import Trajectory
 from sandbox.containers.archives import regular_files
 from sandbox.containers.base import Sandbox, run
 from sandbox.containers.pool import ContainerPool
-from sandbox.errors import AgentError, DockerError, NoReward, RolloutError, SandboxError, Stopped, VerifierError
+from sandbox.errors import (
+    AgentError,
+    BrokenSandbox,
+    DockerError,
+    NoReward,
+    RolloutError,
+    SandboxError,
+    Stopped,
+    VerifierError,
+)
 from sandbox.rollouts.plan import RolloutPlan
 from sandbox.rollouts.result_files import RolloutReport, config_json, result_json, write_rollout_files
 from sandbox.scoring import hardening
@@ -122,6 +131,9 @@ class Rollout:
                 prepared = self.prepare(sandbox, prompt)
             try:
                 self.act(sandbox, prepared, prompt)
+            except BrokenSandbox as error:
+                self.error, self.rewards = error, {"reward": 0.0}
+                return
             except AgentError as error:
                 if not self.budget_ended or error.category not in REPORTED_BY_AGENT:
                     self.error = error

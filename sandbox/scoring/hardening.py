@@ -107,6 +107,34 @@ for dir in ${NODE_PATH-} /usr/local/lib/node_modules /usr/lib/node_modules; do
 done
 """
 
+#: Settings of repositories by which git runs programs: per file its path, then "name\nvalue" for each, then //, each
+#: with a \0. The files are called `config` wherever they are (a repository's `commondir` may name any folder).
+GIT_SETTINGS = r"""
+command -v git >/dev/null || exit 0
+cd /
+find / "$1" /tmp /var/tmp -xdev \( -name config -o -name config.worktree \) ! -type d -exec sh -c '
+for file do
+  if [ -f "$file" ] && grep -q "^[[:space:]]*\[" "$file"; then
+    printf "%s\0" "$file"
+    git config --file "$file" --no-includes --null --get-regexp "$0" 2>/dev/null
+    printf "//\0"
+  fi
+done' "$2" {} +
+exit 0
+"""
+#: Their names, for `git config --get-regexp`. `git status`, `diff` and `checkout` run filters as whoever verifies. Not
+#: here: what the environment switches off, and what runs on a terminal or when it is called by its name.
+RUN_BY_GIT = (
+    r"^(filter\..*\.(clean|smudge|process)|diff\.external|diff\..*\.(command|textconv)|merge\..*\.driver"
+    r"|include(if\..*)?\.path|core\.(sshcommand|askpass|gitproxy|alternaterefscommand)|gpg\..*program|credential\..*"
+    r"|protocol\..*|submodule\..*\.update|remote\..*\.(vcs|uploadpack|receivepack))$"
+)
+RESET_GIT = r"""
+cd /
+while [ $# -gt 1 ]; do git config --file "$1" --unset-all "$2" || true; shift 2; done
+"""
+KEEP_GIT = 'cd / && git config --file "$1" --add "$2" "$3"'
+
 RESET = r"""
 set -eu
 work=$1 user=$2; shift 2
@@ -128,6 +156,8 @@ class Scan:
     links: Mapping[str, str] = field(default_factory=dict)
     #: Modules and Node.js packages of the workspace that hide others.
     shadows: frozenset[str] = frozenset()
+    #: Settings by which git runs programs: `(file, name, value)`.
+    git: frozenset[tuple[str, str, str]] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -200,11 +230,37 @@ def clean(
     doomed |= {name for name, target in found.links.items() if prepared.before.links.get(name) != target}
     if doomed:
         _must(sandbox, ["rm", "-rf", "--"], sorted(doomed))
+    forgotten = _forget_git_settings(sandbox, found.git, prepared.before.git)
     _must(sandbox, ["sh", "-c", RESET, "sh", prepared.workdir, verifier_user], ())
     for name, archive in prepared.originals.items():
         run(sandbox, ["sh", "-c", 'rm -rf -- "$1"; mkdir -p "${1%/*}"', "sh", name])
         sandbox.put(archive, str(PurePosixPath(name).parent))
-    return [printable_path(name) for name in sorted(doomed)]
+    return [printable_path(name) for name in sorted(doomed | forgotten)]
+
+
+def _forget_git_settings(
+    sandbox: Sandbox, found: Set[tuple[str, str, str]], before: Set[tuple[str, str, str]]
+) -> set[str]:
+    """Takes away the settings that the agent made, each `(file, name, value)`; returns the files."""
+    changed = {(file, name) for file, name, _ in found - before}
+    if changed:
+        pairs = [word for setting in sorted(changed) for word in setting]
+        _must(sandbox, ["sh", "-c", RESET_GIT, "sh"], pairs)
+        for file, name, value in sorted(before):
+            if (file, name) in changed:
+                run(sandbox, ["sh", "-c", KEEP_GIT, "sh", file, name, value])
+    return {file for file, _ in changed}
+
+
+def git_settings(output: str) -> frozenset[tuple[str, str, str]]:
+    """What `GIT_SETTINGS` printed, as `(file, name, value)`."""
+    found: set[tuple[str, str, str]] = set()
+    for part in output.split("//\0")[:-1]:
+        file, *settings = part.split("\0")[:-1]
+        for setting in settings:
+            name, _, value = setting.partition("\n")
+            found.add((file, name, value))
+    return frozenset(found)
 
 
 def printable_path(name: str) -> str:
@@ -227,7 +283,11 @@ def scan(sandbox: Sandbox, conftests: bool = True, importable: Set[str] = PYTEST
     common = {name.rpartition("/")[2] for name in installed}
     shadows = {name for path in modules if (name := _module_of(path)) and _stem(name) in importable}
     shadows |= {path for path in packages if path.rpartition("/")[2] in common}
-    return Scan(frozenset(names), dict(zip(links[::2], links[1::2], strict=False)), frozenset(shadows))
+    listed = run(sandbox, ["sh", "-c", GIT_SETTINGS, "sh", sandbox.workdir, RUN_BY_GIT], timeout=BUDGET, limit=8 << 20)
+    if listed.dropped or listed.exit_code is None:
+        raise AgentError("the agent left too many settings of git to be searched for programs", "agent_error")
+    git = git_settings(listed.stdout.decode(errors="surrogateescape"))
+    return Scan(frozenset(names), dict(zip(links[::2], links[1::2], strict=False)), frozenset(shadows), git)
 
 
 def _sections(output: str) -> list[list[str]]:
@@ -294,8 +354,11 @@ def _must(sandbox: Sandbox, command: list[str], names: Iterable[str], at_once: i
     rest = list(names)
     while True:
         done = run(sandbox, [*command, *rest[:at_once]], timeout=BUDGET)
-        if done.exit_code != 0:
-            raise VerifierError(f"the sandbox cannot be cleaned for the verifier: {done.tail() or 'no answer in time'}")
+        if done.exit_code is None:
+            raise VerifierError("the sandbox cannot be cleaned for the verifier: no answer in time")
+        if done.exit_code != 0:  # the same shell did as much before the agent
+            reason = done.tail() or f"exit code {done.exit_code}"
+            raise AgentError(f"the agent left a sandbox that cannot be cleaned for the verifier: {reason}")
         rest = rest[at_once:]
         if not rest:
             return

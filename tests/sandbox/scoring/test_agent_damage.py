@@ -44,6 +44,15 @@ DAMAGE: dict[str, tuple[str, dict[str, str]]] = {
     "many-logs": ("cd /logs/agent && python3 -c '[open(str(i), \"w\").close() for i in range(20000)]'; exit 0", {}),
     "killed-itself": ("kill -9 $$", {}),
     "ended-the-sandbox": ("kill -9 -1; kill 1; sleep 5; kill -9 1; exit 1", ROOT),
+    "no-names-of-users": ("rm -f /etc/passwd /etc/group; exit 0", ROOT),
+    "no-shell": ("cp /bin/false /bin/sh; exit 0", ROOT),
+    "nothing-to-search-with": ("rm -rf /bin/sh /usr/bin/find /bin/rm /usr/bin/tar; exit 0", ROOT),
+    "nothing-that-starts": ("rm -f /bin/sleep /usr/bin/sleep; exit 0", ROOT),
+    "special-files": ("mkfifo /logs/agent/f; mknod /logs/agent/d c 1 5; mknod /app/z b 7 0; exit 0", ROOT),
+    "names-with-line-ends": (
+        "cd /app && touch \"$(printf 'a\\n//\\n')\" -- -rf && ln -s /etc \"$(printf 'l\\n')\"; exit 0",
+        {},
+    ),
     "no-workspace": ("rm -rf /app/* /app/.[!.]*; mv /app /app2; ln -s /nowhere /app; exit 0", ROOT),
 }
 
