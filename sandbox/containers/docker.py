@@ -29,6 +29,8 @@ from sandbox.errors import AgentError, BrokenSandbox, DockerError, RolloutError
 #: What root needs to prepare the sandbox and to verify. The agent is not root and has none of these.
 CAPABILITIES = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETUID", "SETGID", "KILL"]
 KEEP_ALIVE = ["sleep", "2147483647"]
+#: What Docker says of a container that cannot run its first process, or whose init ended because it could not.
+_NOTHING_STARTS = ("unable to start container process", "is not running")
 #: By number: an agent that is root may have taken the names away (`/etc/passwd`).
 ROOT = "0"
 #: Levels of folders below `/` that stay. Trees of thousands of levels outlive the container: the engine opens a file
@@ -218,14 +220,12 @@ class Container:
                 raise DockerError("the agent's processes could not be ended; nothing it did can be trusted")
             try:
                 self.api.start(self.id)
+                after = self.api.inspect_container(self.id)["State"]
+                others = self._other_processes()
             except docker.errors.APIError as error:
-                if "unable to start container process" not in str(error.explanation):
+                if not any(words in str(error.explanation) for words in _NOTHING_STARTS):
                     raise
-                raise BrokenSandbox(
-                    f"the agent left a sandbox in which nothing can run: {error.explanation}"
-                ) from error
-            after = self.api.inspect_container(self.id)["State"]
-            others = self._other_processes()
+                raise BrokenSandbox("the agent left a sandbox in which no process can be started") from error
         if after["Pid"] == before["Pid"] or others:
             example = f" ({others[0]})" if others else ""
             raise DockerError(
