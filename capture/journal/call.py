@@ -215,7 +215,7 @@ class Call:
 
     @property
     def outcome(self) -> str:
-        """`ok`, `error`, `aborted` or `truncated`; told from the status where the writer did not say."""
+        """`ok`, `error`, `aborted`, `truncated`, or `ended` by a budget; by the status where the writer did not say."""
         value = self.metadata.get("outcome")
         return value if isinstance(value, str) else ("ok" if self.status_code == 200 else "error")
 

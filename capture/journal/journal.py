@@ -215,6 +215,12 @@ class JournalReader:
             return None
 
 
+def purpose_of(journal: Path) -> str:
+    """What its calls are for, `train` or `eval`: all of them say the same. Raises `JournalError`."""
+    first = next(iter(JournalReader(journal)), None)
+    return "eval" if first is not None and first.metadata.get("purpose") == "eval" else "train"
+
+
 def _gaps(numbers: Sequence[int], unreadable: int) -> str | None:
     """What is said where numbers of calls are missing between others: their lines could not be written (a full disk).
 

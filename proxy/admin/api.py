@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,7 @@ from proxy.sessions.factory import SessionFactory
 from proxy.sessions.policy import Policy
 from proxy.sessions.registry import Sessions
 from proxy.settings import Settings
-
-#: Seconds that a pause waits for calls to end.
-LONGEST_WAIT = 3600.0
+from proxy.upstream.gate import seconds_to_wait
 
 
 async def health(request: Request) -> Response:
@@ -144,21 +142,13 @@ class Admin:
         return JSONResponse(policy.fields())
 
     async def pause(self, request: Request) -> Response:
-        wait = seconds_to_wait(await json_object(request), self.settings)
+        wait = seconds_to_wait(await json_object(request), self.settings.grace)
         return JSONResponse({"in_flight": await self.factory.pause(wait)})
 
     async def resume(self, request: Request) -> Response:
         fields = await json_object(request)
         self.factory.resume(Policy.of(fields) if fields else None)
         return JSONResponse({"paused": False})
-
-
-def seconds_to_wait(fields: Mapping[str, Any], settings: Settings) -> float:
-    """How long a pause waits for calls in flight. Raises `SettingsError`."""
-    wait = fields.get("wait", settings.grace)
-    if not isinstance(wait, int | float) or isinstance(wait, bool) or not 0 <= wait <= LONGEST_WAIT:
-        raise SettingsError(f"`wait` is a number of seconds from 0 to {LONGEST_WAIT:g}")
-    return wait
 
 
 def problem(status: int, message: str) -> Response:

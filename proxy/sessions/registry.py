@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from capture.errors import JournalError
-from capture.journal.journal import JournalReader, JournalWriter
+from capture.journal.journal import JournalReader, JournalWriter, purpose_of
 from capture.journal.layout import JOURNAL
 from proxy.errors import NoSuchSession, Refusal, SessionError
 from proxy.http.headers import Headers
@@ -110,7 +110,7 @@ class Sessions:
             writer = JournalWriter(journal, fsync=self._fsync, left=left)
         except JournalError as error:
             raise SessionError(str(error)) from error
-        if left is None and writer.next_call and (before := _purpose_of(journal)) != options.purpose:
+        if left is None and writer.next_call and (before := purpose_of(journal)) != options.purpose:
             writer.close()
             raise SessionError(
                 f"the journal {journal} has calls for {before}, and these would be for {options.purpose}: give another "
@@ -290,12 +290,6 @@ def _remember(memory: dict[str, V], name: str, value: V) -> None:
     memory[name] = value
     while len(memory) > MOST_LEFT:
         del memory[next(iter(memory))]
-
-
-def _purpose_of(journal: Path) -> str:
-    """What its calls are for: readers take the first call's word for all of them."""
-    first = next(iter(JournalReader(journal)), None)
-    return "eval" if first is not None and first.metadata.get("purpose") == "eval" else "train"
 
 
 def say_stopped(who: str, sessions: Sessions) -> None:

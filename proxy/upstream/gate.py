@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from typing import Any
 
-from proxy.errors import Refusal
+from proxy.errors import Refusal, SettingsError
 
+#: Seconds that a pause waits for calls to end.
+LONGEST_WAIT = 3600.0
 STOPPED = "the call was ended before it was sent: the proxy is being stopped while its engines are paused"
 
 
@@ -81,3 +85,11 @@ class Gate:
         self.in_flight -= 1
         if self._draining and not self.in_flight:
             self._drained.set()
+
+
+def seconds_to_wait(fields: Mapping[str, Any], default: float) -> float:
+    """How long a pause waits for calls in flight, by the `wait` of its request. Raises `SettingsError`."""
+    wait = fields.get("wait", default)
+    if not isinstance(wait, int | float) or isinstance(wait, bool) or not 0 <= wait <= LONGEST_WAIT:
+        raise SettingsError(f"`wait` is a number of seconds from 0 to {LONGEST_WAIT:g}")
+    return wait

@@ -14,9 +14,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from proxy.admin.api import json_object, problem, seconds_to_wait
+from proxy.admin.api import json_object, problem
 from proxy.errors import SettingsError
 from proxy.sessions.policy import Policy
+from proxy.upstream.gate import seconds_to_wait
 from proxy.workers.opened_sessions import OpenedSession, OpenedSessions
 from proxy.workers.process import Worker
 
@@ -130,7 +131,7 @@ class WorkersAdmin:
     async def pause(self, request: Request) -> Response:
         """Every worker is paused before the calls in flight are waited for, also one that dies meanwhile."""
         try:
-            seconds_to_wait(await json_object(request), self._workers[0].settings)
+            seconds_to_wait(await json_object(request), self._workers[0].settings.grace)
         except SettingsError as error:
             return problem(400, str(error))
         _, refused = await self._ask_all(request, content=b'{"wait": 0}')

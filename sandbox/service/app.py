@@ -7,6 +7,7 @@ import contextlib
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
+from typing import Any
 
 import orjson
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
@@ -15,12 +16,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from proxy import Policy, SettingsError
+from proxy import Policy, SettingsError, seconds_to_wait
 from sandbox.embedded_engine import EmbeddedEngine
 from sandbox.service.group_request import RequestRefused, bad
 from sandbox.service.groups import STATES, RolloutGroup
 from sandbox.service.service import GroupService
-from sandbox.service.weights import LONGEST_WAIT, WAIT, Weights
+from sandbox.service.weights import WAIT, Weights
 
 #: A stream without lines sends an empty one after this many seconds, so that a dead connection is noticed.
 KEEP_ALIVE = 10.0
@@ -73,6 +74,8 @@ class ServiceApp:
                 return await handler(request)
             except RequestRefused as refused:
                 return problem(refused)
+            except SettingsError as error:
+                return problem(bad(str(error)))
 
         return guarded
 
@@ -109,24 +112,23 @@ class ServiceApp:
         return JSONResponse(self.service.cancel(request.path_params["key"]).summary())
 
     async def policy(self, request: Request) -> Response:
-        policy = policy_of(await json_body(request))
+        policy = Policy.of(await json_object(request))
         await asyncio.to_thread(self.service.set_policy, policy)
         return JSONResponse(policy.fields())
 
     async def pause(self, request: Request) -> Response:
-        wait = wait_of(await json_body(request))
+        wait = seconds_to_wait(await json_object(request), WAIT)
         return JSONResponse({"in_flight": await asyncio.to_thread(self.weights.pause, wait)})
 
     async def resume(self, request: Request) -> Response:
-        body = await json_body(request)
-        await asyncio.to_thread(self.weights.resume, policy_of(body) if body != {} else None)
+        body = await json_object(request)
+        await asyncio.to_thread(self.weights.resume, Policy.of(body) if body else None)
         return JSONResponse({"paused": False})
 
     async def load(self, request: Request) -> Response:
-        body = await json_body(request)
-        policy, wait = policy_of(body), wait_of(body)
-        path = body.get("path") if isinstance(body, dict) else None
-        await asyncio.to_thread(self.weights.load, path, policy, wait)
+        body = await json_object(request)
+        policy, wait = Policy.of(body), seconds_to_wait(body, WAIT)
+        await asyncio.to_thread(self.weights.load, body.get("path"), policy, wait)
         return JSONResponse(policy.fields())
 
     def _stream(self, group: RolloutGroup, start: int) -> Response:
@@ -166,20 +168,12 @@ def problem(refused: RequestRefused) -> Response:
     return JSONResponse({"error": error}, status_code=refused.status, headers=headers)
 
 
-def policy_of(body: object) -> Policy:
+async def json_object(request: Request) -> dict[str, Any]:
     """Raises `RequestRefused`."""
-    try:
-        return Policy.of(body if isinstance(body, dict) else {})
-    except SettingsError as error:
-        raise bad(str(error)) from error
-
-
-def wait_of(body: object) -> float:
-    """How many seconds calls in flight may take to end. Raises `RequestRefused`."""
-    wait = body.get("wait", WAIT) if isinstance(body, dict) else None
-    if not isinstance(wait, int | float) or isinstance(wait, bool) or not 0 <= wait <= LONGEST_WAIT:
-        raise bad(f"`wait` is a number of seconds from 0 to {LONGEST_WAIT:g}")
-    return wait
+    body = await json_body(request)
+    if not isinstance(body, dict):
+        raise bad("the request is not a JSON object")
+    return body
 
 
 async def json_body(request: Request) -> object:

@@ -11,8 +11,8 @@ from sandbox.errors import EngineError
 from sandbox.service.group_request import RequestRefused, bad
 from sandbox.service.service import GroupService
 
-#: Seconds that a pause waits for calls in flight where the trainer says nothing, and at most.
-WAIT, LONGEST_WAIT = 300.0, 3600.0
+#: Seconds that a pause waits for calls in flight where the trainer says nothing.
+WAIT = 300.0
 
 
 class Weights:

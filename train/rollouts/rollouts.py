@@ -15,7 +15,7 @@ import orjson
 
 from capture.errors import JournalError
 from capture.journal.call import Call
-from capture.journal.journal import JournalReader
+from capture.journal.journal import JournalReader, purpose_of
 from capture.journal.layout import EVALUATION, LOCK, RESULT, SOLVER, RolloutDir
 from train.errors import BadInput, NoSuchPath
 
@@ -230,10 +230,9 @@ class Rollout:
 
 
 def _purpose_of(journal: Path) -> str:
-    """What a journal without a result is for: all of its calls say the same (`proxy.sessions.registry`)."""
+    """What a journal without a result is for."""
     with suppress(JournalError):
-        for call in JournalReader(journal):
-            return "eval" if call.metadata.get("purpose") == "eval" else "train"
+        return purpose_of(journal)
     return "train"
 
 
