@@ -90,9 +90,11 @@ class Trainer(async_grpo.AsyncGRPOTrainer):
 def worst(model, row):
     """For each reply in a row, where it begins: the largest distance of its logprobs from those of the model."""
     ids, mask = torch.from_numpy(row.input_ids), row.completion_mask.tolist()
+    trained = torch.from_numpy(row.completion_mask)[1:].bool()
     with torch.no_grad():
-        logits = model(ids.unsqueeze(0)).logits[0, :-1]
-    found = logits.log_softmax(-1).gather(1, ids[1:].unsqueeze(1)).squeeze(1)
+        logits = model(ids.unsqueeze(0)).logits[0, :-1][trained]
+    found = torch.zeros(len(trained))
+    found[trained] = logits.log_softmax(-1).gather(1, ids[1:][trained].unsqueeze(1)).squeeze(1)
     distances = (found - torch.from_numpy(row.old_log_probs)[1:]).abs().tolist()
     replies, start = {}, None
     for at in range(1, len(mask)):
@@ -118,7 +120,8 @@ def main():
     for version in range(1, transfer.version + 1):
         plain.load_state_dict(torch.load(f"sent-{version}.pt"), strict=False)
         for row, found in zip(rows, by_version, strict=True):
-            if version - row.model_version in (0, 1):
+            newer = version - row.model_version
+            if newer == 0 or (newer == 1 and row.group_id < 2):
                 found[version] = worst(plain, row)
     result = {
         "versions": transfer.version, "moved": moved, "distances": Trainer.distances,
