@@ -83,7 +83,7 @@ class Progress:
         """Prints a line about the run on standard error."""
         with self._lock:
             self._last = time.monotonic()
-            self._console.print(f"{self._command}: {printable(text)}", markup=False, soft_wrap=True)
+            self._console.print(f"{self._command}: {printable(text)}", markup=False, emoji=False, soft_wrap=True)
 
     def phase(self, rollout: str, phase: str) -> None:
         with self._lock:

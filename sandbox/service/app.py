@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -27,6 +29,8 @@ from sandbox.service.weights import WAIT, Weights
 KEEP_ALIVE = 10.0
 #: Bytes of a request's body.
 LARGEST_BODY = 1 << 20
+
+T = TypeVar("T")
 
 
 class ServiceApp:
@@ -62,7 +66,8 @@ class ServiceApp:
                 Route("/pause", self._guarded(self.pause), methods=["POST"]),
                 Route("/resume", self._guarded(self.resume), methods=["POST"]),
                 Route("/weights", self._guarded(self.load), methods=["POST"]),
-            ]
+            ],
+            exception_handlers={HTTPException: no_route, ClientDisconnect: nobody_reads},
         )
 
     def _guarded(self, handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
@@ -95,7 +100,7 @@ class ServiceApp:
         return Response(generate_latest(self._registry), media_type="text/plain; version=0.0.4")
 
     async def list(self, request: Request) -> Response:
-        return JSONResponse({"groups": [group.summary() for group in self.service.groups.values()]})
+        return JSONResponse({"groups": [group.summary() for group in list(self.service.groups.values())]})
 
     async def accept(self, request: Request) -> Response:
         body = await json_body(request)
@@ -118,7 +123,7 @@ class ServiceApp:
 
     async def pause(self, request: Request) -> Response:
         wait = seconds_to_wait(await json_object(request), WAIT)
-        return JSONResponse({"in_flight": await asyncio.to_thread(self.weights.pause, wait)})
+        return JSONResponse({"in_flight": await in_own_thread(self.weights.pause, wait)})
 
     async def resume(self, request: Request) -> Response:
         body = await json_object(request)
@@ -128,7 +133,7 @@ class ServiceApp:
     async def load(self, request: Request) -> Response:
         body = await json_object(request)
         policy, wait = Policy.of(body), seconds_to_wait(body, WAIT)
-        await asyncio.to_thread(self.weights.load, body.get("path"), policy, wait)
+        await in_own_thread(self.weights.load, body.get("path"), policy, wait)
         return JSONResponse(policy.fields())
 
     def _stream(self, group: RolloutGroup, start: int) -> Response:
@@ -158,6 +163,28 @@ class ServiceApp:
                     await asyncio.wait_for(changed.wait(), self.keep_alive)
                     continue
                 yield b"\n"
+
+
+async def in_own_thread(work: Callable[..., T], *arguments: Any) -> T:
+    """For work that may take minutes: in the threads that all requests share, a few of it would hold up the others."""
+    executor = ThreadPoolExecutor(1)
+    try:
+        return await asyncio.get_running_loop().run_in_executor(executor, work, *arguments)
+    finally:
+        executor.shutdown(wait=False)
+
+
+async def no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    what = f"there is no {request.method} {request.url.path} here; docs/serve.md lists the routes"
+    refused = problem(RequestRefused(error.status_code, "no_route", what))
+    refused.headers.update(error.headers or {})
+    return refused
+
+
+async def nobody_reads(request: Request, error: Exception) -> Response:
+    """The client left in the middle of its request's body."""
+    return Response(status_code=400)
 
 
 def problem(refused: RequestRefused) -> Response:

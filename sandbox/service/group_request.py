@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,10 @@ SESSION_FIELDS: Final = (
     "policy_version", "purpose", "max_calls", "max_sampled_tokens", "max_seconds", "max_output_tokens",
 )  # fmt: skip
 FIELDS: Final = frozenset({"key", "task", "seed", "size", "sampling", "deadline", "advantage", *SESSION_FIELDS})
-_KEY: Final = re.compile(r"[A-Za-z0-9._:-]{1,200}")
+#: Not `.` and `..`, which clients take out of an address.
+_KEY: Final = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._:-]{1,200}")
+#: Seconds: a year.
+LONGEST_DEADLINE: Final = 365 * 86400
 
 
 class RequestRefused(SandboxError):
@@ -92,8 +94,8 @@ def _task(body: Mapping[str, Any], tasks: Sequence[Task]) -> str:
 def _seconds(value: object) -> float | None:
     if value is None:
         return None
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
-        raise bad(f"`deadline` must be a number of seconds above 0, not {value!r}")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= LONGEST_DEADLINE:
+        raise bad(f"`deadline` must be a number of seconds above 0 and at most {LONGEST_DEADLINE}, not {value!r}")
     return float(value)
 
 
@@ -116,8 +118,10 @@ def _advantage(value: object, size: int) -> GroupOptions:
     if not isinstance(given, dict) or not set(given) <= {"kind", "ddof", "eps"}:
         raise bad('`advantage` must be an object such as {"kind": "grpo", "ddof": 1, "eps": 0.0001}')
     options = GroupOptions(size=size, **given)
+    if type(options.kind) is not str or type(options.ddof) is not int or type(options.eps) not in (int, float):
+        raise bad("`advantage`: `kind` must be a name, `ddof` 0 or 1, and `eps` a number")
     try:
         options.check()
-    except (BadInput, TypeError) as error:
+    except BadInput as error:
         raise bad(str(error)) from error
     return options

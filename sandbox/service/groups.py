@@ -34,6 +34,8 @@ class RolloutGroup:
     trouble: str | None = None
     #: Set: nothing of it is to run any longer.
     stop: threading.Event = field(default_factory=threading.Event)
+    #: Stops it at its deadline.
+    timer: threading.Timer | None = None
     #: Members that wait or run.
     open_members: int = 0
     #: Failed rollouts that a continued member replaces, by index.

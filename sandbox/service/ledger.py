@@ -18,14 +18,16 @@ from capture.journal.layout import JobDir
 class Ledger:
     """The open ledger of a job, and what its earlier lines say.
 
-    `accepted` and `ended` are by the groups' keys. `policy` is the last one, `{"version", "model", "weights"}`;
-    `accepted_since` are the keys of the groups that were accepted after it.
+    `accepted`, `tasks` and `ended` are by the groups' keys. `policy` is the last one, `{"version", "model",
+    "weights"}`; `accepted_since` are the keys of the groups that were accepted after it.
     """
 
     def __init__(self, job: JobDir) -> None:
         """Raises `JournalError` where it cannot be read or written."""
         self.path = job.groups
         self.accepted: dict[str, dict[str, Any]] = {}
+        #: The task of each accepted group, also of one that a seed picked among the tasks of that run.
+        self.tasks: dict[str, str] = {}
         self.ended: dict[str, dict[str, Any]] = {}
         self.policy: dict[str, str | None] | None = None
         self.accepted_since: set[str] = set()
@@ -42,18 +44,21 @@ class Ledger:
         for line in data.split(b"\n"):
             row = json.loads_or_none(line) if line else None
             if isinstance(row, dict) and isinstance(row.get("request"), dict):
-                self.accepted[str(row["request"].get("key"))] = row["request"]
-                self.accepted_since.add(str(row["request"].get("key")))
-            elif isinstance(row, dict) and isinstance(row.get("verdict"), dict):
-                self.ended[str(row["verdict"].get("key"))] = row["verdict"]
-            elif isinstance(row, dict) and isinstance(row.get("policy"), dict):
+                key = str(row["request"].get("key"))
+                self.accepted[key] = row["request"]
+                if isinstance(row.get("task"), str):
+                    self.tasks[key] = row["task"]
+                self.accepted_since.add(key)
+            elif isinstance(row, dict) and _has_text(row.get("verdict"), "key", "state"):
+                self.ended[row["verdict"]["key"]] = row["verdict"]
+            elif isinstance(row, dict) and _has_text(row.get("policy"), "version"):
                 self.policy, self.accepted_since = row["policy"], set()
         if data and not data.endswith(b"\n"):  # a line that a kill cut off
             self._file.write(b"\n")
 
-    def accept(self, request: dict[str, Any]) -> None:
+    def accept(self, request: dict[str, Any], task: str) -> None:
         """Raises `JournalError`; the group is not accepted then."""
-        self._append({"request": request})
+        self._append({"request": request, "task": task})
 
     def end(self, verdict: dict[str, Any]) -> None:
         """Raises `JournalError`; a restart decides about the group again then."""
@@ -83,3 +88,7 @@ class Ledger:
 
     def _failed(self, error: OSError) -> JournalError:
         return JournalError(f"cannot write {self.path}: {error.strerror or error}")
+
+
+def _has_text(row: object, *names: str) -> bool:
+    return isinstance(row, dict) and all(isinstance(row.get(name), str) for name in names)

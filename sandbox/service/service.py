@@ -16,7 +16,7 @@ from typing import Any
 from capture.errors import CaptureError, JournalError
 from proxy import Policy, ProxyError, ProxyThread
 from sandbox.containers.pool import ContainerPool
-from sandbox.errors import SandboxError
+from sandbox.errors import JobError, SandboxError
 from sandbox.rollouts.attempts import run_attempts
 from sandbox.rollouts.job_folder import Job, finished_rollouts
 from sandbox.rollouts.plan import RolloutPlan
@@ -86,7 +86,7 @@ class GroupService:
                 raise RequestRefused(503, "stopping", "the service is being stopped; ask again when it has restarted")
             self._check_queue(request.size)
             try:
-                self._ledger.accept(request.body)
+                self._ledger.accept(request.body, request.task)
             except JournalError as error:
                 raise RequestRefused(507, "not_written", f"the group is not accepted: {error}") from error
             group = self._add(request, self._policy_changes)
@@ -181,7 +181,7 @@ class GroupService:
                 results.setdefault(member["key"], []).append(result)
         continued = 0
         for key, body in self._ledger.accepted.items():
-            request = GroupRequest.read(body, list(self.tasks.values()), self.plan.session)
+            request = self._accepted_request(key, body)
             with self._lock:
                 group = self._add(request, self._policy_changes if key in self._ledger.accepted_since else -1)
             group.verdict = self._ledger.ended.get(key)
@@ -201,6 +201,18 @@ class GroupService:
                 self._start(group, missing)
         return continued
 
+    def _accepted_request(self, key: str, body: dict[str, Any]) -> GroupRequest:
+        """The request of the ledger, for the task that it had then. Raises `JobError`."""
+        task = self._ledger.tasks.get(key)
+        try:
+            named = body if task is None else body | {"task": task}
+            return replace(GroupRequest.read(named, list(self.tasks.values()), self.plan.session), body=body)
+        except RequestRefused as error:
+            raise JobError(
+                f"the group {key} of {self._ledger.path} cannot be continued ({error}); resume the job with the tasks "
+                "that it was started with, or give another --job"
+            ) from error
+
     def _add(self, request: GroupRequest, policy_changes: int) -> RolloutGroup:
         group = RolloutGroup(request, self.tasks[request.task], [None] * request.size, policy_changes)
         self.groups[request.key] = group
@@ -212,9 +224,9 @@ class GroupService:
             self._conclude(group)
             return
         if group.request.deadline is not None:
-            timer = threading.Timer(group.request.deadline, self._expire, [group])
-            timer.daemon = True
-            timer.start()
+            group.timer = threading.Timer(group.request.deadline, self._expire, [group])
+            group.timer.daemon = True
+            group.timer.start()
         for index in indexes:
             future = self._executor.submit(self._run_member, group, index)
             self._futures[future] = group
@@ -300,6 +312,8 @@ class GroupService:
 
     def _conclude(self, group: RolloutGroup) -> None:
         """Decides about a group of which nothing runs any longer."""
+        if group.timer is not None:
+            group.timer.cancel()
         verdict = decide(self.job.dir, group.request, group.members, cancelled=group.cancelled, trouble=group.trouble)
         try:
             self._ledger.end(verdict)

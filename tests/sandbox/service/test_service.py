@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +16,10 @@ from typing import Any
 import httpx
 import pytest
 
+from capture.journal.layout import JobDir
+from sandbox.service.ledger import Ledger
 from tests.sandbox.scripted_engine import ScriptedEngine
+from tests.sandbox.service.local_service import KEY
 from tests.sandbox.service.support import Model, Service, write_tasks
 from tests.sandbox.support import WAIT
 from tests.schemas import validator
@@ -156,6 +161,12 @@ def test_a_seed_picks_one_task_for_the_whole_group(service: Service) -> None:
         ({"key": "k", "task": "write-42", "advantage": {"kind": "ppo"}}, 400, "--advantage must be one of"),
         ({"key": "k", "task": "write-42", "advantage": [1]}, 400, "`advantage` must be"),
         ({"key": "k", "task": "write-42", "sise": 3}, 400, "unknown field 'sise'"),
+        ({"key": "..", "task": "write-42"}, 400, "`key` must be"),
+        ({"key": "k", "task": "write-42", "deadline": 1e308}, 400, "at most 31536000, not 1e+308"),
+        ({"key": "k", "task": "write-42", "advantage": {"kind": []}}, 400, "`kind` must be a name"),
+        ({"key": "k", "task": "write-42", "advantage": {"eps": "x"}}, 400, "`eps` a number"),
+        ({"key": "k", "task": "write-42", "advantage": {"eps": True}}, 400, "`eps` a number"),
+        ({"key": "k", "task": "write-42", "advantage": {"ddof": 1.0}}, 400, "`ddof` 0 or 1"),
         ([1], 400, "no JSON object"),
     ],
 )
@@ -188,6 +199,53 @@ def test_keys_and_unknown_groups(shared_service: Service) -> None:
     assert task["name"] == "write-42" and "Write 42" in task["prompt"]
     assert "bench_serve_running 0.0" in shared_service.http.get("/metrics").text
     assert shared_service.http.post("/groups", content=b"{").status_code == 400
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nope", 404), ("PUT", "/groups", 405)])
+def test_a_route_that_does_not_exist_is_an_error_like_any_other(
+    shared_service: Service, method: str, path: str, status: int
+) -> None:
+    reply = shared_service.http.request(method, path)
+    assert reply.status_code == status
+    assert reply.json()["error"]["message"] == f"there is no {method} {path} here; docs/serve.md lists the routes"
+    assert ("allow" in reply.headers) == (status == 405)
+
+
+def test_a_client_that_leaves_in_its_body_leaves_no_traceback(shared_service: Service) -> None:
+    host, _, port = shared_service.url.removeprefix("http://").partition(":")
+    head = f"POST /groups HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 99\r\n\r\n"
+    for _ in range(3):
+        with socket.create_connection((host, int(port))) as sock:
+            sock.sendall(head.encode() + b'{"key"')
+    assert shared_service.http.get("/status").status_code == 200
+    assert "Traceback" not in shared_service.log.read_text()
+
+
+def test_pauses_that_wait_hold_up_no_other_request(service: Service, model: Model) -> None:
+    model.gate.clear()
+    threads = [threading.Thread(target=lambda: suppressed(service.lines("held", size=1)), daemon=True)]
+    threads[0].start()
+    until(lambda: model.calls == 1)
+    for _ in range(40):  # more than the event loop has threads of its own
+        threads.append(threading.Thread(target=lambda: service.http.post("/pause", json={"wait": WAIT}), daemon=True))
+        threads[-1].start()
+    until(lambda: service.http.get("/status", timeout=WAIT / 2).json()["paused"])
+    assert service.http.post("/resume", timeout=WAIT / 2).json() == {"paused": False}
+    model.gate.set()
+    for thread in threads:
+        thread.join(WAIT)
+
+
+def test_a_group_that_ended_leaves_no_timer(service: Service) -> None:
+    def threads() -> int:
+        return len(list(Path(f"/proc/{service.process.pid}/task").iterdir()))
+
+    service.group("warm", size=4)
+    before = threads()
+    for number in range(5):
+        service.group(f"k:smile:{number}", size=1, deadline=86400)
+    assert threads() - before < 5
+    assert "group k:smile:0: complete" in service.log.read_text()
 
 
 def test_a_full_queue_says_when_to_ask_again(service: Service, model: Model) -> None:
@@ -300,6 +358,49 @@ def test_a_torn_line_of_the_ledger_is_left_out(service: Service) -> None:
     service.start(resume=True)
     assert [group["key"] for group in service.http.get("/groups").json()["groups"]] == ["whole"]
     assert service.group("after")[-1]["state"] == "complete"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"policy": {}},
+        {"policy": {"version": None}},
+        {"verdict": {"key": "whole"}},
+        {"verdict": {"key": "whole", "state": [1]}},
+        {"verdict": {"state": "complete"}},
+        {"request": 5},
+        [1],
+    ],
+)
+def test_a_line_of_the_ledger_that_is_none_is_left_out(tmp_path: Path, line: Any) -> None:
+    ledger = Ledger(JobDir(tmp_path))
+    ledger.change_policy("1", None, None)
+    ledger.accept({"key": "whole"}, "write-42")
+    ledger.end({"key": "whole", "state": "complete"})
+    ledger.close()
+    with ledger.path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    read = Ledger(JobDir(tmp_path))
+    read.close()
+    assert (read.policy or {})["version"] == "1" and read.tasks == {"whole": "write-42"}
+    assert read.ended == {"whole": {"key": "whole", "state": "complete"}} and list(read.accepted) == ["whole"]
+
+
+def test_a_group_that_a_seed_picked_keeps_its_task_when_the_job_has_others(service: Service, model: Model) -> None:
+    model.gate.clear()
+    threading.Thread(target=lambda: suppressed(service.lines("picked", task=None, seed=1, size=2))).start()
+    until(lambda: model.calls == 2)
+    service.kill(signal.SIGKILL)
+    model.gate.set()
+    write_tasks(service.folder / "tasks", "a-new-one")
+    service.start(resume=True)
+    assert service.group("picked", task=None, seed=1, size=2)[-1]["task"] == "write-it-too"
+    service.kill(signal.SIGKILL)
+    shutil.rmtree(service.folder / "tasks" / "write-it-too")
+    with pytest.raises(
+        AssertionError, match=r"the group picked of .*groups.jsonl cannot be continued \(there is no task"
+    ):
+        service.start(resume=True)
 
 
 def test_a_dead_engine_is_the_groups_trouble(tmp_path: Path) -> None:
