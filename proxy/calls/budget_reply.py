@@ -27,12 +27,12 @@ def last_message(translator: Translator, request: Request, wire: str, text: str)
 
 
 def _completion(wire: str, model: str, text: str) -> dict[str, Any]:
-    said = {"message": {"role": "assistant", "content": text}} if wire == CHAT else {"text": text}
+    content = {"message": {"role": "assistant", "content": text}} if wire == CHAT else {"text": text}
     return {
         "id": "budget-" + secrets.token_hex(8),
         "object": "chat.completion" if wire == CHAT else "text_completion",
         "created": int(time.time()),
         "model": model,
-        "choices": [{"index": 0, **said, "logprobs": None, "finish_reason": "stop"}],
+        "choices": [{"index": 0, **content, "logprobs": None, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
     }

@@ -6,11 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from train.rollouts.messages import Message
+from train.stream.records import ChatRecord
+
+
+def chats_of(record: Mapping[str, Any]) -> dict[int, ChatRecord | None]:
+    """What each call sent and got, by its `index`; None for a call without messages."""
+    return {call["index"]: call.get("chat") for call in record["calls"]}
 
 
 def messages_of(record: Mapping[str, Any], index: int) -> list[Message]:
     """The messages that the call with this `index` sent, in OpenAI's shape; empty for a call without messages."""
-    chats = {call["index"]: call.get("chat") for call in record["calls"]}
+    chats = chats_of(record)
     parts: list[list[Message]] = []
     line: int | None = index
     while line is not None and (chat := chats.get(line)) is not None:
@@ -21,7 +27,7 @@ def messages_of(record: Mapping[str, Any], index: int) -> list[Message]:
 
 def tools_of(record: Mapping[str, Any], index: int) -> list[dict[str, Any]]:
     """The tools that the call offered the model."""
-    chats = {call["index"]: call.get("chat") for call in record["calls"]}
+    chats = chats_of(record)
     chat = chats.get(index)
     while chat is not None and chat["continues"] is not None:
         chat = chats.get(chat["continues"])
@@ -30,5 +36,5 @@ def tools_of(record: Mapping[str, Any], index: int) -> list[dict[str, Any]]:
 
 def choices_of(record: Mapping[str, Any], index: int) -> list[dict[str, Any]]:
     """What came back, one `{"message", "finish_reason"}` per choice; empty where nothing was."""
-    chat = next((call.get("chat") for call in record["calls"] if call["index"] == index), None)
+    chat = chats_of(record).get(index)
     return [] if chat is None else list(chat["choices"])

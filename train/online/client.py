@@ -228,14 +228,14 @@ class RolloutService:
         status = answer.status_code
         if status == httpx.codes.OK:
             return
-        said = _message(answer)
+        message = _message(answer)
         if status in (401, 403):
-            raise ServiceRefused(f"the rollout service at {self.url} refuses the key: {said}", status)
+            raise ServiceRefused(f"the rollout service at {self.url} refuses the key: {message}", status)
         if status == 429:
-            raise ServiceBusy(f"the rollout service at {self.url} is busy: {said}", _retry_after(answer))
+            raise ServiceBusy(f"the rollout service at {self.url} is busy: {message}", _retry_after(answer))
         if status in (502, 503, 504):
-            raise ServiceUnavailable(f"the rollout service at {self.url} cannot answer now (HTTP {status}): {said}")
-        raise ServiceRefused(f"the rollout service at {self.url} refuses (HTTP {status}): {said}", status)
+            raise ServiceUnavailable(f"the rollout service at {self.url} cannot answer now (HTTP {status}): {message}")
+        raise ServiceRefused(f"the rollout service at {self.url} refuses (HTTP {status}): {message}", status)
 
 
 class Group(Iterator[RolloutRecord]):

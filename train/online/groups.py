@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from typing import Any, Final, Literal
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 #: Where the service is and its key, for trainers that leave no place for an option.
 URL_VARIABLE: Final = "BENCHFLOW_SERVE_URL"
 KEY_VARIABLE: Final = "BENCHFLOW_SERVE_KEY"
-#: What a trainer assumes of sampling that it says nothing about; an engine's own defaults may be others.
+#: What a trainer assumes of sampling that it says nothing about; an engine's own defaults may differ.
 _PLAIN: Final = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
 #: Part of every key: a trainer that starts again counts its prompts from 0, and must not be given old rollouts.
 RUN: Final = uuid.uuid4().hex[:12]
@@ -118,8 +118,13 @@ def _client(url: str, key: str | None) -> RolloutService:
 
 
 def sampling_of(given: Mapping[str, Any], *, training: bool) -> dict[str, Any]:
-    """What is forced on every call: the trainer's sampling parameters, and plain ones where it has none of its own."""
+    """What is forced on every call: the trainer's sampling parameters, and plain ones where it has none of its own.
+
+    A `top_k` of 0 cuts nothing for TRL, vLLM and llama.cpp; SGLang (0.5.23) knows only -1 for that, as they do.
+    """
     named = {name: given[name] for name in (*_PLAIN, "repetition_penalty") if given.get(name) is not None}
+    if named.get("top_k") == 0:
+        named["top_k"] = -1
     return _PLAIN | named if training else named
 
 
@@ -138,19 +143,19 @@ def read_group(service: RolloutService, request: GroupRequest) -> FinishedGroup:
         found[record["rollout"]] = (record, time.monotonic() - started)
     verdict = stream.verdict
     assert verdict is not None
-    nothing: tuple[RolloutRecord | None, float] = (None, time.monotonic() - started)
-    members = [found.get(name, nothing) for name in verdict["rollouts"]]
-    members += [nothing] * (request.size - len(members))
+    absent: tuple[RolloutRecord | None, float] = (None, time.monotonic() - started)
+    members = [found.get(name, absent) for name in verdict["rollouts"]]
+    members += [absent] * (request.size - len(members))
     records = [record for record, _ in members]
     reason = None
     if verdict["state"] != "complete":
         reason = verdict["detail"] or verdict["reason"] or f"the group was {verdict['state']}"
     elif temperature is not None:
-        reason = _no_ratios(records, temperature)
+        reason = no_ratios(records, temperature)
     return FinishedGroup(request.key, records, [seconds for _, seconds in members], reason)
 
 
-def _no_ratios(records: Sequence[RolloutRecord | None], temperature: float) -> str | None:
+def no_ratios(records: Iterable[RolloutRecord | None], temperature: float) -> str | None:
     """Why the logprobs of a group are not those that the trainer's ratios need; None where they are."""
     for record in records:
         if record is not None and (why := ratio_ready(record, temperature)) is not None:

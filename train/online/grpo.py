@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 
 from train.errors import BadInput
 from train.online.client import RolloutService
-from train.online.groups import FinishedGroup, GroupRequest, read_group
+from train.online.groups import FinishedGroup, GroupRequest, read_group, sampling_of
 from train.online.rows import main_row
 from train.online.task_choice import TaskChoice
 
@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 
 #: What a `rollout_func` gives back: TRL's own names, and two that go to the reward functions.
 FIELDS: Final = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "rollout_reward", "rollout_path")
-#: The trainer's settings that a demanded sampling is made of, where they are set.
-SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class WeightTransfer(Protocol):
@@ -77,14 +75,15 @@ class ServiceRollouts:
         return {name: [row[name] for row in rows] for name in FIELDS}
 
     def _request(self, trainer: Any, number: int, task: str, size: int) -> GroupRequest:
+        training = bool(trainer.model.training)
         return GroupRequest(
             key=f"{self._run}-{self._calls}-{trainer.accelerator.process_index}-{number}",
             size=size,
             task=task,
-            sampling=demanded_sampling(trainer.args),
+            sampling=sampling_of(vars(trainer.args), training=training),
             deadline=self._deadline,
-            purpose="train" if trainer.model.training else "eval",
-            ratios=trainer.args.temperature if _uses_logprobs(trainer) else None,
+            purpose="train" if training else "eval",
+            ratios=trainer.args.temperature if training and _uses_logprobs(trainer) else None,
         )
 
     def _row(self, group: FinishedGroup, place: int) -> dict[str, Any]:
@@ -132,12 +131,6 @@ class ServiceRollouts:
 def rollout_reward(*_: Any, rollout_reward: Sequence[float | None], **__: Any) -> list[float | None]:
     """TRL's reward function for rows of `ServiceRollouts`: the tasks' own rewards, None where there is none."""
     return list(rollout_reward)
-
-
-def demanded_sampling(args: Any) -> dict[str, Any]:
-    """What the trainer's configuration says of sampling; its loss divides the logits by this temperature."""
-    found = {name: getattr(args, name, None) for name in SAMPLING}
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def whole_weights(trainer: Any) -> Iterator[tuple[str, Any]]:

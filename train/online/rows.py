@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from capture.engines.meaning import LogprobMeaning
-from train.tokens.sampling import biasing
-
 
 @dataclass(frozen=True, slots=True)
 class CallSpan:
@@ -94,18 +91,3 @@ def _row(segment: Mapping[str, Any], calls: Mapping[int, Mapping[str, Any]]) -> 
 def main_row(rows: list[Row]) -> Row | None:
     """The row for a trainer that takes one per rollout: the one with the most sampled ids, the first of equals."""
     return max(rows, key=lambda row: row.sampled, default=None)
-
-
-def not_plain(record: Mapping[str, Any]) -> list[str]:
-    """What keeps the captured logprobs of the trained calls from being those of the distribution that was sampled from,
-    each fact once: truncation, penalties, grammars, and a temperature that the engine does not apply in its logprobs.
-    """
-    trained = {span["call"] for segment in record["segments"] if segment["trainable"] for span in segment["call_spans"]}
-    return list(
-        dict.fromkeys(
-            why
-            for call in record["calls"]
-            if call["index"] in trained
-            for why in biasing(call.get("not_plain") or (), LogprobMeaning.from_json(call.get("logprobs")))
-        )
-    )

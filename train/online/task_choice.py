@@ -47,8 +47,8 @@ def prompt_text(prompt: object) -> str:
         return prompt.strip()
     if not isinstance(prompt, list):
         return ""
-    said = [message for message in prompt if isinstance(message, dict) and message.get("role") == "user"]
+    user_messages = [message for message in prompt if isinstance(message, dict) and message.get("role") == "user"]
     try:
-        return text_of(said[-1].get("content")).strip() if said else ""
+        return text_of(user_messages[-1].get("content")).strip() if user_messages else ""
     except NotChat:
         return ""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from train.online.chat import choices_of
+from train.online.chat import chats_of, choices_of
 from train.online.rows import Row
 from train.rollouts.messages import NotChat, text_of
 
@@ -48,9 +48,9 @@ def nodes_of(record: Mapping[str, Any], row: Row, first: int = 0) -> list[dict[s
 
 def _new_text(record: Mapping[str, Any], call: int) -> str:
     """The text of the messages that the call added, roles left out; empty where the record has no messages."""
-    chat: Mapping[str, Any] = next((row.get("chat") or {} for row in record["calls"] if row["index"] == call), {})
+    chat = chats_of(record).get(call)
     parts: list[str] = []
-    for message in chat.get("messages", ()):
+    for message in () if chat is None else chat["messages"]:
         if message.get("role") == "assistant":
             parts.clear()
             continue

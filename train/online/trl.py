@@ -16,9 +16,9 @@ from train.errors import BadInput, ServiceBusy, ServiceError
 from train.extras import optional
 from train.online.chat import choices_of, messages_of
 from train.online.client import GroupVerdict, RolloutService
+from train.online.groups import no_ratios, sampling_of
 from train.online.rows import Row, rows_of
 from train.rollouts.messages import Message
-from train.tokens.ratio import ratio_ready
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class RolloutWorker:
         self._tasks = None if tasks is None else list(tasks)
         self._size = num_generations
         self._options = {
-            "sampling": {"temperature": temperature, "top_p": 1.0, "top_k": -1, "min_p": 0.0},
+            "sampling": sampling_of({"temperature": temperature}, training=True),
             "advantage": ADVANTAGE,
             **(group_options or {}),
         }
@@ -157,10 +157,9 @@ class RolloutWorker:
         if verdict["state"] != "complete" or verdict["advantages"] is None:
             self._note_withheld(verdict, verdict["detail"] or verdict["reason"] or verdict["state"])
             return
-        for name, record in records.items():
-            if (why := ratio_ready(record, self._temperature)) is not None:
-                self._note_withheld(verdict, f"no ratio can be built on the logprobs of {name}: {why}")
-                return
+        if (why := no_ratios(records.values(), self._temperature)) is not None:
+            self._note_withheld(verdict, why)
+            return
         self._withheld = 0
         seconds = time.monotonic() - began
         sampled = 0
@@ -183,14 +182,14 @@ class RolloutWorker:
                     raise
                 logger.warning("%s", error)
 
-    def _note_withheld(self, verdict: GroupVerdict, said: str) -> None:
+    def _note_withheld(self, verdict: GroupVerdict, why: str) -> None:
         state = "cancelled" if verdict["state"] == "cancelled" else "withheld"
-        logger.warning("group %s (%s) is %s: %s", verdict["key"], verdict["task"], state, said)
+        logger.warning("group %s (%s) is %s: %s", verdict["key"], verdict["task"], state, why)
         self._push({"rollout/groups_withheld_total": 1.0})
         self._withheld += 1
         if self._withheld >= self._max_withheld:
             raise ServiceError(
-                f"{self._withheld} groups in a row gave no rows, the last one ({verdict['task']}) because: {said}"
+                f"{self._withheld} groups in a row gave no rows, the last one ({verdict['task']}) because: {why}"
             )
 
     def _put(self, sample: Any) -> None:

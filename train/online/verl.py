@@ -68,7 +68,8 @@ class ServiceLoop:
 
     The samples of a prompt, which have one `uid`, are one group of the service. The task is the row's `task` column or
     its `extra_info.task`; else the one whose name or prompt the row's prompt is; else its `index` picks one. `url` and
-    `key` default to BENCHFLOW_SERVE_URL and BENCHFLOW_SERVE_KEY; `deadline` is seconds for the whole group.
+    `key` default to BENCHFLOW_SERVE_URL and BENCHFLOW_SERVE_KEY; `deadline` is seconds for the whole group, and
+    `max_output_tokens` the most that a call may sample.
     """
 
     config: Any
@@ -118,8 +119,8 @@ class ServiceLoop:
         rollout = self.config.actor_rollout_ref.rollout
         loops = _verl()
         outputs = []
-        for one in rows or [group.masked(place)]:
-            response = fit(one, int(rollout.prompt_length), int(rollout.response_length))
+        for sequence in rows or [group.masked(place)]:
+            response = fit(sequence, int(rollout.prompt_length), int(rollout.response_length))
             outputs.append(
                 loops.AgentLoopOutput(
                     prompt_ids=response.prompt_ids,
@@ -152,6 +153,7 @@ class ServiceLoop:
             policy_version=str(row["global_steps"]) if synchronous else None,
             deadline=self._deadline,
             purpose=purpose,
+            max_output_tokens=self._max_output_tokens,
             # Nothing of a greedy baseline (temperature 0) is trained.
             ratios=(sampling_params.get("temperature") or None)
             if purpose == "train" and sampling_params.get("logprobs")

@@ -109,6 +109,12 @@ def test_what_a_trainer_does_not_say_about_sampling_is_plain() -> None:
     assert sampling_of(given, training=False) == {"temperature": 0.5}
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_a_top_k_that_cuts_nothing_is_one_that_every_engine_takes(training: bool) -> None:
+    assert sampling_of({"top_k": 0}, training=training)["top_k"] == -1
+    assert sampling_of({"top_k": 20}, training=training)["top_k"] == 20
+
+
 def test_logprobs_that_are_not_the_trainers_withhold_the_group(tmp_path: Path) -> None:
     """vLLM's logprobs are by default those at temperature 1, whatever was sampled with."""
     records = records_of(tmp_path / "job", [{"sampling": {"temperature": 0.7}}, {"sampling": {"temperature": 0.7}}])

@@ -100,7 +100,8 @@ def test_the_service_is_asked_for_what_the_trainer_demands(tmp_path: Path, train
     assert first.pop("key") != second.pop("key")
     assert first == second == {
         "size": 1, "task": "word", "deadline": 60.0, "purpose": "train" if training else "eval",
-        "sampling": {"temperature": 0.7, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0},
+        "sampling": {"temperature": 0.7, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0}
+        | ({"min_p": 0.0} if training else {}),
     }  # fmt: skip
 
 

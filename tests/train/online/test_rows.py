@@ -10,7 +10,7 @@ import pytest
 
 from tests.train.build import Line, broken, conversation, failed, make_rollout, uncaptured
 from train import stream_rollouts
-from train.online.rows import main_row, not_plain, rows_of
+from train.online.rows import main_row, rows_of
 
 
 def record(folder: Path, calls: list[Line], **spec: Any) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def test_an_incomplete_call_is_in_no_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize("calls", [uncaptured(), [failed()], [], None])
 def test_no_capture_is_no_row(tmp_path: Path, calls: list[Line] | None) -> None:
     made = record(tmp_path, calls)  # type: ignore[arg-type]
-    assert rows_of(made) == [] and main_row(rows_of(made)) is None and not_plain(made) == []
+    assert rows_of(made) == [] and main_row(rows_of(made)) is None
 
 
 def test_side_calls_are_no_rows(tmp_path: Path) -> None:
@@ -114,10 +114,3 @@ def test_the_main_row_is_the_one_with_most_sampled_ids(tmp_path: Path) -> None:
     rows = rows_of(record(tmp_path, [*helper, *agent]))
     main = main_row(rows)
     assert len(rows) == 2 and main is not None and main.prompt_ids[0] == 100
-
-
-def test_sampling_that_is_not_plain_is_named_once(tmp_path: Path) -> None:
-    sent = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
-    assert not_plain(record(tmp_path / "plain", conversation(3, sampling={"sent": sent}))) == []
-    warm = conversation(3, sampling={"sent": sent | {"temperature": 0.7}})
-    assert not_plain(record(tmp_path / "warm", warm)) == ["temperature 0.7"]

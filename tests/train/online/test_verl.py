@@ -37,7 +37,15 @@ def _verl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "verl.experimental.agent_loop.agent_loop", module)  # type: ignore[arg-type]
 
 
-def loops(service: Service, size: int, monkeypatch: pytest.MonkeyPatch, *, mode: str = "sync", **lengths: int) -> Any:
+def loops(
+    service: Service,
+    size: int,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    mode: str = "sync",
+    cap: int | None = None,
+    **lengths: int,
+) -> Any:
     """A loop per sample, as verl makes them, for `service`."""
     monkeypatch.setattr(verl, "connect", lambda url, key: service)
     rollout = SimpleNamespace(**{"prompt_length": 64, "response_length": 64, **lengths})
@@ -45,7 +53,8 @@ def loops(service: Service, size: int, monkeypatch: pytest.MonkeyPatch, *, mode:
         actor_rollout_ref=SimpleNamespace(rollout=rollout),
         trainer=SimpleNamespace(v1=SimpleNamespace(trainer_mode=mode)),
     )
-    return [Loop(trainer_config=config, url="http://127.0.0.1:1") for _ in range(size)]
+    options: dict[str, Any] = {"url": "http://127.0.0.1:1", "max_output_tokens": cap}
+    return [Loop(trainer_config=config, **options) for _ in range(size)]
 
 
 async def run(made: list[Any], sampling: dict[str, Any] = SAMPLING, *, v1: bool = False, **row: Any) -> list[Any]:
@@ -68,6 +77,12 @@ async def test_a_group_of_four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (asked["size"], asked["seed"], asked["task"], asked["purpose"]) == (4, 5, None, "train")
     assert asked["sampling"] == PLAIN | {"repetition_penalty": 1.0}
     assert asked["policy_version"] is None
+
+
+async def test_what_a_call_may_sample_is_the_loops_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Service(records_of(tmp_path / "job", [{}]))
+    await run(loops(service, 1, monkeypatch, cap=99))
+    assert service.asked[0]["max_output_tokens"] == 99
 
 
 async def test_the_v1_trainer_takes_every_sequence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
