@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -28,8 +29,20 @@ COMPLETION_TOKENS = 16
 #: Request fields that say what is asked, not how it is sampled: they cannot be forced.
 _NOT_FORCED = frozenset((
     "messages", "prompt", "model", "stream", "stream_options", "tools", "functions", "logprobs", "top_logprobs",
-    "return_token_ids", "prompt_token_ids", "input_ids",
+    "return_token_ids", "prompt_token_ids", "input_ids", "return_tokens_as_token_ids", "prompt_logprobs", "echo",
+    "n_probs", "post_sampling_probs", "return_tokens",
 ))  # fmt: skip
+#: What a number may be, least and most, where every engine refuses others. A number of tokens, choices or so is whole.
+_NUMBERS = {
+    "temperature": (0.0, math.inf), "top_p": (0.0, 1.0), "min_p": (0.0, 1.0), "typical_p": (0.0, 1.0),
+    "presence_penalty": (-math.inf, math.inf), "frequency_penalty": (-math.inf, math.inf),
+    "repetition_penalty": (0.0, math.inf), "repeat_penalty": (0.0, math.inf),
+}  # fmt: skip
+_WHOLE_NUMBERS = {
+    "top_k": (-1, math.inf), "n": (1, math.inf), "best_of": (1, math.inf), "seed": (-math.inf, math.inf),
+    "max_tokens": (-1, math.inf), "max_completion_tokens": (-1, math.inf), "n_predict": (-1, math.inf),
+    "min_tokens": (0, math.inf),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +113,28 @@ def check_forced(forced: Mapping[str, Any]) -> None:
     for name in forced:
         if name in _NOT_FORCED:
             raise SettingsError(f"--force-sampling {name}: it does not shape how tokens are sampled; leave it out")
+    _check_numbers(forced, _NUMBERS, (int, float), "a number")
+    _check_numbers(forced, _WHOLE_NUMBERS, (int,), "a whole number")
     if (sentence := misspelt_sampling(forced, "--force-sampling")) is not None:
         raise SettingsError(sentence)
+
+
+def _check_numbers(
+    forced: Mapping[str, Any], bounds: Mapping[str, tuple[float, float]], types: tuple[type, ...], what: str
+) -> None:
+    """With a value that no engine takes, each call of a session would fail. Null leaves it to the engine."""
+    for name, (least, most) in bounds.items():
+        value = forced.get(name)
+        if value is None or (type(value) in types and least <= value <= most and value not in (-math.inf, math.inf)):
+            continue
+        within = (
+            ""
+            if math.isinf(least)
+            else f" of at least {least:g}"
+            if math.isinf(most)
+            else f" from {least:g} to {most:g}"
+        )
+        raise SettingsError(f"--force-sampling {name}: give {what}{within}, not {value!r}")
 
 
 def misspelt_sampling(names: Iterable[str], option: str = "--sampling") -> str | None:

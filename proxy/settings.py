@@ -29,6 +29,7 @@ NEVER_FORWARDED = frozenset(
 )
 ENGINES = ("auto", *ENGINE_NAMES)
 GRAMMARS = ("flag", "refuse")
+LONGEST_VERSION = 200
 PURPOSES = ("train", "eval")
 
 
@@ -121,6 +122,7 @@ class SessionOptions:
         if self.purpose not in PURPOSES:
             raise SettingsError(f"--purpose must be {' or '.join(PURPOSES)}, not {self.purpose!r}")
         check_forced(self.force_sampling)
+        check_version(self.policy_version)
         if self.engine not in ENGINES:
             raise SettingsError(f"--engine must be one of {', '.join(ENGINES)}, not {self.engine!r}")
         for url in self.upstream:
@@ -293,6 +295,12 @@ def check_top_logprobs(number: int | None) -> None:
 def check_key(key: str | None) -> None:
     if key is not None and not re.fullmatch(r"[!-~]+", key):
         raise SettingsError("a key must be printable ASCII without spaces")
+
+
+def check_version(version: str | None) -> None:
+    """It is in every record of a call, and in lines for people."""
+    if version is not None and not (0 < len(version) <= LONGEST_VERSION and version.isprintable()):
+        raise SettingsError(f"a policy version must be 1 to {LONGEST_VERSION} printable characters, such as step-120")
 
 
 def check_forwarded(name: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from capture.sequences.versions import version_in_name
 from proxy.errors import SettingsError
-from proxy.settings import SessionOptions
+from proxy.settings import SessionOptions, check_version
 
 
 class Policy(NamedTuple):
@@ -29,6 +29,7 @@ class Policy(NamedTuple):
                 raise SettingsError(f'{model} does not end with "-v" and a number: give the policy\'s version too')
         if not isinstance(version, str | int) or isinstance(version, bool):
             raise SettingsError('give the policy\'s version as a string: {"version": "step-120"}')
+        check_version(str(version))
         return cls(str(version), model)
 
     def options(self, options: SessionOptions) -> SessionOptions:

@@ -101,7 +101,7 @@ def _seconds(value: object) -> float | None:
 
 def _session(body: Mapping[str, Any], options: SessionOptions) -> dict[str, Any]:
     own = {name: body[name] for name in SESSION_FIELDS if body.get(name) is not None}
-    if isinstance(own.get("policy_version"), int):
+    if type(own.get("policy_version")) is int:
         own["policy_version"] = str(own["policy_version"])
     if body.get("sampling") is not None:
         forced = body["sampling"]

@@ -36,7 +36,7 @@ def test_a_policy_from_its_fields(fields: dict[str, Any], policy: Policy) -> Non
 
 @pytest.mark.parametrize(
     "fields", [{}, {"version": None}, {"version": True}, {"version": 1.5}, {"model": "plain"}, {"model": ""},
-               {"version": "8", "model": 8}],
+               {"version": "8", "model": 8}, {"version": ""}, {"version": "a\nb"}, {"version": "v" * 201}],
 )  # fmt: skip
 def test_fields_that_name_no_policy(fields: dict[str, Any]) -> None:
     with pytest.raises(SettingsError):
