@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from capture.engines.request import FollowUp
@@ -53,7 +53,7 @@ class LogprobMeaning:
 
     def agrees(self, other: LogprobMeaning) -> bool:
         """Whether both mean the same, wherever that is known from."""
-        return replace(self, source="") == replace(other, source="")
+        return (self.temperature, self.truncation, self.values) == (other.temperature, other.truncation, other.values)
 
     def __str__(self) -> str:
         if self.values == LOGITS:

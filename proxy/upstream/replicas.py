@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 
 import orjson
 
+from capture import json
 from capture.engines import IDENTITY_ROUTES, detect, engine
 from capture.engines.base import Engine
 from capture.engines.meaning import NOTHING, LogprobMeaning, measure
@@ -113,9 +114,8 @@ class Replica:
         """
         known = self._adapters.get(model)
         if known is None:
-            listed = await self.get_json("/v1/models")
-            rows = listed.get("data") if isinstance(listed, dict) else None
-            row = next((row for row in _rows(rows) if row.get("id") == model), None)
+            models = _rows(await self.get_json("/v1/models"))
+            row = next((row for row in models if row.get("id") == model), None)
             if row is None:
                 return False
             while len(self._adapters) >= MOST_ADAPTERS:
@@ -152,15 +152,18 @@ class Replica:
     @property
     def differs_from(self) -> Replica | None:
         """The first measured replica, where this one's logprobs mean something else than that one's."""
-        first = next((peer for peer in self.peers if peer.measured is not None), self)
-        if self.measured is None or first.measured is None or self.measured.agrees(first.measured):
-            return None
-        return first
+        if self.measured is not None:
+            for peer in self.peers:
+                if peer.measured is not None:
+                    return None if peer is self or peer.measured.agrees(self.measured) else peer
+        return None
 
     def describe_logprobs(self) -> dict[str, str]:
         """`{"temperature", "truncation", "values", "source"}`, for records; and `differs_from` where it does."""
-        first = self.differs_from
-        return self.logprobs.to_json() | ({} if first is None else {"differs_from": first.label})
+        described = self.logprobs.to_json()
+        if (first := self.differs_from) is not None:
+            described["differs_from"] = first.label
+        return described
 
     async def measure_logprobs(self, model: str | None) -> None:
         """Finds out what its logprobs mean, unless that is known; from now on also after it was down.
@@ -321,13 +324,12 @@ class Replicas:
 
 def first_model(models: Any) -> str:
     """The first of the models that an engine lists; `default` where it lists none."""
-    rows = models.get("data") if isinstance(models, dict) else None
-    first = rows[0] if isinstance(rows, list) and rows else None
-    return str(first.get("id")) if isinstance(first, dict) else "default"
+    return next((str(row.get("id")) for row in _rows(models)), "default")
 
 
-def _rows(value: Any) -> list[dict[str, Any]]:
-    return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
+def _rows(models: Any) -> list[dict[str, Any]]:
+    """The models in the answer to `/v1/models`."""
+    return json.objects(models.get("data")) if isinstance(models, dict) else []
 
 
 def _sessions(replica: Replica) -> int:
