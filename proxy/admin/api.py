@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -53,7 +54,8 @@ class Admin:
                 Route("/policy", self._guarded(self.policy), methods=["POST"]),
                 Route("/pause", self._guarded(self.pause), methods=["POST"]),
                 Route("/resume", self._guarded(self.resume), methods=["POST"]),
-            ]
+            ],
+            exception_handlers=ROUTE_ERRORS,
         )
 
     def _guarded(self, handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
@@ -153,6 +155,17 @@ class Admin:
 
 def problem(status: int, message: str) -> Response:
     return JSONResponse({"error": {"message": message}}, status_code=status)
+
+
+async def no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    what = f"there is no {request.method} {request.url.path} here; docs/sessions.md lists the routes"
+    refused = problem(error.status_code, what)
+    refused.headers.update(error.headers or {})
+    return refused
+
+
+ROUTE_ERRORS: dict[Any, Any] = {HTTPException: no_route}
 
 
 async def json_object(request: Request) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from proxy.admin.api import json_object, problem
+from proxy.admin.api import ROUTE_ERRORS, json_object, problem
 from proxy.errors import SettingsError
 from proxy.sessions.policy import Policy
 from proxy.upstream.gate import seconds_to_wait
@@ -55,7 +55,8 @@ class WorkersAdmin:
                 Route("/policy", self.policy, methods=["POST"]),
                 Route("/pause", self.pause, methods=["POST"]),
                 Route("/resume", self.resume, methods=["POST"]),
-            ]
+            ],
+            exception_handlers=ROUTE_ERRORS,
         )
 
     async def health(self, request: Request) -> Response:

@@ -17,7 +17,7 @@ from sandbox.embedded_engine import EmbeddedEngine
 from sandbox.errors import JobError
 from sandbox.rollouts import options
 from sandbox.rollouts.job import default_job_name
-from sandbox.rollouts.model_endpoint import BASE_URL, read_provider
+from sandbox.rollouts.model_endpoint import BASE_URL, MODEL_FORMS, read_provider
 from sandbox.rollouts.options import for_the_agent, read_env, session_options, warn_before
 from sandbox.rollouts.plan import RolloutPlan
 from sandbox.rollouts.progress import Progress
@@ -85,6 +85,8 @@ def serve_command(
         model, env[BASE_URL] = f"{LLAMACPP}/{engine.model}", engine.base_url
     # Trainers come for tokens; 0 still turns the capture off.
     env.setdefault(TOKEN_LOGPROBS, "1")
+    if chosen.needs_model and not model:
+        raise JobError(f"this agent needs a model; give -m {MODEL_FORMS}, or --gguf FILE for an engine of its own")
     provider = read_provider(model, env) if chosen.needs_model else None
     plan = RolloutPlan(
         job=job or default_job_name(),

@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from proxy import Settings, serve
 from tests.proxy.conftest import Started
 from tests.proxy.fake_engine import FakeEngine, replays
 from tests.proxy.raw import exchange, statuses
@@ -113,3 +114,13 @@ async def test_an_address_without_a_sessions_name_is_refused(started: Started, t
         answer = await bench.client.post(root + path, json=CHAT)
         assert answer.status_code == 400 and "names no session" in answer.json()["error"]["message"]
         assert engine.seen == [] and [folder.name for folder in (tmp_path / "captures").iterdir()] == ["default"]
+
+
+async def test_what_the_admin_routes_do_not_have_is_json_too() -> None:
+    async with FakeEngine(replays(PLAIN)) as engine:
+        settings = Settings(upstream=[engine.url], probe=False, admin_port=0, admin_key="admin")
+        async with serve(settings) as proxy, httpx.AsyncClient(base_url=proxy.admin_url or "") as admin:
+            unknown, wrong = await admin.get("/session"), await admin.get("/policy")
+    assert unknown.status_code == 404 and "there is no GET /session here" in unknown.json()["error"]["message"]
+    assert wrong.status_code == 405 and "there is no GET /policy here" in wrong.json()["error"]["message"]
+    assert wrong.headers["allow"] == "POST"

@@ -10,6 +10,7 @@ from sandbox.embedded_engine import find_weights
 from sandbox.errors import EngineError, JobError
 from sandbox.rollouts.model_endpoint import BASE_URL
 from sandbox.service.cli import own_engine
+from tests.forked import run_command
 
 
 @pytest.mark.parametrize(
@@ -38,3 +39,9 @@ def test_files_that_cannot_be_served(tmp_path: Path) -> None:
 def test_the_engine_has_the_name_that_was_given(tmp_path: Path) -> None:
     assert own_engine(find_weights(), "llamacpp/mine", {}, 4).model == "mine"
     assert own_engine(find_weights(), None, {}, 4).model == "policy"
+
+
+def test_without_a_model_both_ways_to_name_one_are_given(tmp_path: Path) -> None:
+    (tmp_path / "tasks").mkdir()
+    run = run_command(["bench", "serve", "tasks", "-a", "mini"], cwd=tmp_path)
+    assert run.returncode == 2 and "needs a model" in run.stderr and "or --gguf FILE" in run.stderr

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -10,11 +13,13 @@ from typing import Any
 
 import pytest
 
+from sandbox.tasks.task import find_tasks
 from tests.sandbox.scripted_engine import ScriptedEngine
 from tests.sandbox.service.local_service import KEY
 from tests.sandbox.service.support import Model, Service, write_tasks
 
-PAGE = (Path(__file__).parents[3] / "docs/online.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/online.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
@@ -37,6 +42,23 @@ def test_a_group_as_the_page_asks_for_it(
     *rows, verdict = capsys.readouterr().out.splitlines()
     assert len(rows) == 4 and all(row.endswith("['0']") for row in rows)
     assert verdict.startswith("complete [") and shown["group"].verdict["advantage_kind"] == "grpo"
+
+
+@pytest.mark.engine
+def test_what_the_service_is_started_with_comes_from_the_clone(tmp_path: Path) -> None:
+    [commands] = [text for text in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL) if "bench serve" in text]
+    lines = [line.removeprefix("$ ") for line in commands.splitlines()]
+    [serve] = [line for line in lines if line.startswith("bench serve")]
+    (tmp_path / "sandbox").symlink_to(ROOT / "sandbox")
+    activate = lines.index(". .venv/bin/activate")  # the tests' own Python instead
+    script = "\n".join(["set -e", *lines[:activate], *lines[activate + 1 : lines.index(serve)]])
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+    subprocess.run(["sh", "-c", script], cwd=tmp_path, env=environment, check=True)
+    tasks, model = serve.split()[2], serve.split("--gguf ")[1].split()[0]
+    [task] = find_tasks([str(tmp_path / tasks)])
+    assert task.name == "write-number"
+    assert (tmp_path / model).stat().st_size > 1 << 20
 
 
 def test_every_name_that_the_page_imports_from_here_exists() -> None:
