@@ -68,7 +68,7 @@ def output_limit(body: Mapping[str, Any]) -> int | None:
 def cap_output(body: dict[str, Any], most: int, by: str) -> OutputCap | None:
     """Lowers what `body` asks for to `most`, in place; None where it asked for no more.
 
-    llama.cpp takes a negative number for no limit. What is no number is the engine's to refuse.
+    llama.cpp takes a negative number for no limit. A value that is not a number is for the engine to refuse.
     """
     asked = output_limit(body)
     if asked is not None and asked <= most:
@@ -99,7 +99,7 @@ def choices_of(body: Mapping[str, Any]) -> int:
 
 
 def _tokens(value: object) -> int | None:
-    """A number as engines read it (pydantic also takes "5" and 5.0); None for what is none."""
+    """A number as engines read it (pydantic also takes "5" and 5.0); None for anything else."""
     if type(value) is int:
         return value
     try:
@@ -140,7 +140,7 @@ def _check_numbers(
 def misspelt_sampling(names: Iterable[str], option: str = "--sampling") -> str | None:
     """A sentence about the first name that is nearly one of `SAMPLING`: engines pass over a field they do not know.
 
-    Other names are an engine's own, and go on as they are.
+    Other names are an engine's own, and are sent as they are.
     """
     for name in names:
         close = get_close_matches(name.lower().replace("-", "_"), SAMPLING, 1, cutoff=0.85)

@@ -16,7 +16,7 @@ PIECE = 1 << 20
 async def records(journal: Path, skip: int) -> AsyncIterator[bytes]:
     """The lines that are in the journal now, without the first `skip`, in pieces that may end within a line.
 
-    A line that is being written is left out. Raises `NoSuchSession` where the journal is not there any more.
+    A line that is being written is left out. Raises `NoSuchSession` if the journal is gone.
     """
     loop = asyncio.get_running_loop()
     try:

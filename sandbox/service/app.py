@@ -21,8 +21,8 @@ from starlette.routing import Route
 from proxy import Policy, SettingsError, seconds_to_wait
 from sandbox.embedded_engine import EmbeddedEngine
 from sandbox.service.group_request import RequestRefused, bad
+from sandbox.service.group_service import GroupService
 from sandbox.service.groups import STATES, RolloutGroup
-from sandbox.service.service import GroupService
 from sandbox.service.weights import WAIT, Weights
 
 #: A stream without lines sends an empty one after this many seconds, so that a dead connection is noticed.

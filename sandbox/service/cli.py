@@ -21,12 +21,12 @@ from sandbox.rollouts.model_endpoint import BASE_URL, MODEL_FORMS, read_provider
 from sandbox.rollouts.options import for_the_agent, read_env, session_options, warn_before
 from sandbox.rollouts.plan import RolloutPlan
 from sandbox.rollouts.progress import Progress
+from sandbox.service.group_service import GroupService, ServiceOptions
 from sandbox.service.server import ServerOptions, serve
-from sandbox.service.service import GroupService, ServiceOptions
 from sandbox.tasks.task import find_tasks
 
 LLAMACPP = LlamaCpp.name
-#: Calls that the engine of `--gguf` runs at once, each with memory for its context; more wait in it.
+#: Calls that the engine of `--gguf` runs at once, each with memory for its context; further calls wait there.
 MOST_SLOTS = 8
 
 

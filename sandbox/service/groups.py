@@ -1,4 +1,4 @@
-"""The groups of a service: what each was asked to be, what has finished of it, and who waits for more."""
+"""The groups of a service: the request for each, its finished rollouts, and who waits for more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final
 from sandbox.service.group_request import GroupRequest
 from sandbox.tasks.task import Task
 
-#: What a group can be.
+#: States of a group.
 STATES: Final = ("open", "complete", "withheld", "cancelled")
 
 
@@ -22,7 +22,7 @@ class RolloutGroup:
 
     request: GroupRequest
     task: Task
-    #: What the members' folders are named, by index; None where there is no final result.
+    #: Names of the members' folders, by index; None where there is no final result.
     members: list[str | None]
     #: How often the service's policy had changed when it was accepted; -1: in an earlier run, and again since.
     policy_changes: int = 0
@@ -32,7 +32,7 @@ class RolloutGroup:
     cancelled: bool = False
     #: Why its rollouts were stopped, or could not run, for a person.
     trouble: str | None = None
-    #: Set: nothing of it is to run any longer.
+    #: Set when its rollouts must stop.
     stop: threading.Event = field(default_factory=threading.Event)
     #: Stops it at its deadline.
     timer: threading.Timer | None = None

@@ -1,7 +1,7 @@
 """`groups.jsonl` of a job: a line when a group is accepted, one when it ended, and one for each new policy.
 
-A line is on disk before anything follows from it: no rollout starts before its group's line, and nobody is told a
-verdict that a restart would decide again. So a killed service knows what it owes.
+A line is on disk before anything follows from it: no rollout starts before its group's line, and no trainer gets a
+verdict that a restart would decide again. So a service that was killed knows which groups are open.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from sandbox.rollouts.job_folder import evaluation_json, open_job
 from sandbox.rollouts.plan import RolloutPlan
 from sandbox.rollouts.progress import Progress
 from sandbox.service.app import ServiceApp
+from sandbox.service.group_service import GroupService, ServiceOptions
 from sandbox.service.ledger import Ledger
-from sandbox.service.service import GroupService, ServiceOptions
 from sandbox.tasks.task import Task
 
 

@@ -1,4 +1,4 @@
-"""What a finished group says: its advantages, or why it is withheld. Reads the members' folders."""
+"""The verdict about a finished group: its advantages, or why it is withheld. Reads the members' folders."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def record_line(job: JobDir, name: str) -> bytes | None:
 def decide(
     job: JobDir, request: GroupRequest, members: Sequence[str | None], *, cancelled: bool, trouble: str | None
 ) -> dict[str, Any]:
-    """The verdict of a group of which nothing runs any longer; `members` are folder names by index."""
+    """The verdict of a group of which nothing runs; `members` are folder names by index."""
     verdict: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "key": request.key,

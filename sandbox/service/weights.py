@@ -9,7 +9,7 @@ from proxy import Policy
 from sandbox.embedded_engine import EmbeddedEngine
 from sandbox.errors import EngineError
 from sandbox.service.group_request import RequestRefused, bad
-from sandbox.service.service import GroupService
+from sandbox.service.group_service import GroupService
 
 #: Seconds that a pause waits for calls in flight where the trainer says nothing.
 WAIT = 300.0
@@ -38,9 +38,9 @@ class Weights:
         self._release()
 
     def load(self, path: object, policy: Policy, wait: float) -> None:
-        """Has the service's engine serve this GGUF file, as `policy`; held calls go on unless it was paused before.
+        """Has the service's engine serve this GGUF file, as `policy`; held calls continue unless it was paused before.
 
-        Raises `RequestRefused`; the old weights then serve on.
+        Raises `RequestRefused`; the old weights stay in use then.
         """
         if self._engine is None:
             raise RequestRefused(
@@ -62,12 +62,10 @@ class Weights:
         try:
             engine.check(path)
         except EngineError as error:
-            raise RequestRefused(400, "bad_weights", f"the old weights serve on: {error}") from error
+            raise RequestRefused(400, "bad_weights", f"the old weights stay in use: {error}") from error
         try:
             if left := self._hold(wait):
-                message = (
-                    f"{left} calls have not ended after {wait:g} s, so the old weights serve on; give a longer `wait`"
-                )
+                message = f"{left} calls have not ended after {wait:g} s, so the old weights stay in use; give a longer `wait`"
                 raise RequestRefused(409, "in_flight", message)
             try:
                 engine.reload(path)

@@ -242,7 +242,7 @@ class Group(Iterator[RolloutRecord]):
     """The records of one group, in the order its rollouts finish; after the last one, `verdict` is set.
 
     A lost connection is opened again, with the same key: the service joins it to the group, and records that were seen
-    are passed over. Leaving early does not cancel the group: `RolloutService.cancel` does.
+    are skipped. Leaving early does not cancel the group: `RolloutService.cancel` does.
     """
 
     def __init__(self, service: RolloutService, body: Mapping[str, Any]) -> None:

@@ -26,7 +26,7 @@ from train.online.task_choice import TaskChoice
 
 log = logging.getLogger(__name__)
 
-#: What a `rollout_func` gives back: TRL's own names, and two that go to the reward functions.
+#: What a `rollout_func` returns: TRL's own names, and two that go to the reward functions.
 FIELDS: Final = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "rollout_reward", "rollout_path")
 
 
@@ -144,7 +144,7 @@ def whole_weights(trainer: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _runs(tasks: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Each task with how many times it stands next to itself."""
+    """Each task with how many times in a row it occurs."""
     for task, members in groupby(tasks):
         yield task, sum(1 for _ in members)
 

@@ -1,12 +1,12 @@
 """OpenEnv 0.10's sessions over a rollout service, for trainers that drive those, such as TRL's `HarnessRolloutWorker`.
 
     worker = HarnessRolloutWorker(
-        harness_session_factory=functools.partial(SessionFactory, "http://127.0.0.1:8200", "KEY"), ...
+        harness_session_factory=functools.partial(SessionFactory, "http://127.0.0.1:8300", "KEY"), ...
     )
 
 A session is one rollout: a group of one, whose key is the episode's id. OpenEnv is imported when a factory is made. TRL
-stops its whole run for a session whose trace raises `ValueError`, `TypeError` or `KeyError`, so a rollout that merely
-failed has an empty trace and no reward instead, which TRL leaves out of the group's baseline.
+stops its whole run for a session whose trace raises `ValueError`, `TypeError` or `KeyError`, so a rollout that failed
+has an empty trace and no reward instead, which TRL leaves out of the group's baseline.
 """
 
 from __future__ import annotations

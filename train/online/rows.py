@@ -50,7 +50,7 @@ class Row:
 
     @property
     def oldest_version(self) -> int | None:
-        """The lowest version that sampled any of it; None where a call has no version, or one that is no number."""
+        """The lowest version that sampled any of it; None where a call has no version, or one that is not a number."""
         if not self.spans or any(span.policy_version is None for span in self.spans):
             return None
         try:

@@ -24,7 +24,7 @@ from train.online.rows import Row, main_row
 logger = logging.getLogger(__name__)
 
 _MEMBERS: Final = GroupMembers()
-#: Values of `extra_info.split`, which verl's own data preparation writes, that stand for evaluation.
+#: Values of `extra_info.split`, which verl's own data preparation writes, that mean evaluation.
 _EVALUATION: Final = frozenset({"test", "val", "validation", "eval"})
 
 

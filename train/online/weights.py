@@ -32,7 +32,7 @@ class EngineTransfer(Protocol):
 
 
 class Transfer:
-    """Base: holds the service's calls back while weights change; calls that go on afterwards have the next version.
+    """Base: holds the service's calls back while weights change; calls that continue afterwards have the next version.
 
     `wait` is how many seconds calls in flight have to end; what is left then runs on, and its record names both
     versions. `version` is that of the weights that are served now.
@@ -60,7 +60,7 @@ class Transfer:
         self._paused = False
 
     def destroy(self) -> None:
-        """Called once, at the end, also after a failure: the old weights serve on, as the old version."""
+        """Called once, at the end, also after a failure: the old weights stay in use, as the old version."""
         if self._paused:
             self.service.resume()
             self._paused = False
@@ -136,7 +136,7 @@ class FileTransfer(Transfer):
 class GgufTransfer(FileTransfer):
     """For `bench serve --gguf FILE`: writes a GGUF file like `like`, and the service restarts its engine with it.
 
-    Calls go on while the file is written; the service holds them only for the restart.
+    Calls continue while the file is written; the service holds them only for the restart.
     """
 
     def __init__(

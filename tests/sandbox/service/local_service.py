@@ -18,8 +18,8 @@ from sandbox.embedded_engine import EmbeddedEngine
 from sandbox.rollouts.model_endpoint import Provider
 from sandbox.rollouts.plan import RolloutPlan
 from sandbox.rollouts.progress import Progress
+from sandbox.service.group_service import ServiceOptions
 from sandbox.service.server import ServerOptions, serve
-from sandbox.service.service import ServiceOptions
 from sandbox.tasks.task import find_tasks
 from tests.sandbox.scripted_engine import MODEL
 

@@ -125,7 +125,7 @@ def test_the_services_own_engine_serves_new_weights_while_a_rollout_runs(tmp_pat
         Service(tmp_path, unused, concurrency=2, gguf=str(find_weights()), agent_env=agent_env) as service,
     ):
         for body, status, words in (
-            ({"path": str(torn)}, 400, "the old weights serve on"),
+            ({"path": str(torn)}, 400, "the old weights stay in use"),
             ({"path": str(tmp_path / "none.gguf")}, 400, "there is no file"),
             ({"path": 7}, 400, "give the path of a GGUF file"),
         ):

@@ -30,7 +30,7 @@ def log() -> Log:
 def service(log: Log) -> Iterator[RolloutService]:
     def answer(method: str, path: str, body: Any) -> Answer:
         if body and "bad" in str(body.get("path", "")):
-            return refusal(400, "the old weights serve on: llama.cpp could not serve it")
+            return refusal(400, "the old weights stay in use: llama.cpp could not serve it")
         log.append((path, body))
         return ok({"in_flight": 0})
 
@@ -103,7 +103,7 @@ def test_a_gguf_file_per_version_and_only_the_last_are_kept(tmp_path: Path, serv
 
 def test_weights_that_the_service_refuses_are_a_sentence(tmp_path: Path, service: RolloutService) -> None:
     transfer = GgufTransfer(service, tmp_path / "bad", like=write_model(tmp_path / "like.gguf"))
-    with pytest.raises(ServiceRefused, match="the old weights serve on"):
+    with pytest.raises(ServiceRefused, match="the old weights stay in use"):
         transfer.update(weights().items())
     assert transfer.version == 0
 

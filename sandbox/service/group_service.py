@@ -68,7 +68,7 @@ class GroupService:
         self._executor = ThreadPoolExecutor(max_workers=options.concurrency, thread_name_prefix="rollout")
         self._futures: dict[Future[None], RolloutGroup] = {}
 
-    # what trainers ask for
+    # Requests of trainers
 
     def accept(self, body: object) -> RolloutGroup:
         """The group of a request: a new one, or the one that its key names already. Raises `RequestRefused`."""
@@ -168,10 +168,10 @@ class GroupService:
         """How many groups are in this state."""
         return sum(group.state == state for group in list(self.groups.values()))
 
-    # how groups run
+    # Running groups
 
     def resume(self) -> int:
-        """Takes up what the ledger holds; the number of groups that continue."""
+        """Restores the groups of the ledger; the number of those that continue."""
         if (last := self._ledger.policy) is not None:
             self._apply(Policy(str(last["version"]), last.get("model")))
         results: dict[str, list[dict[str, Any]]] = {}
@@ -299,9 +299,9 @@ class GroupService:
         self.waiters.wake()
 
     def _end_members(self, group: RolloutGroup, count: int) -> None:
-        """So many of its members neither wait nor run any longer; decides about the group when none does.
+        """`count` of its members no longer wait or run; when none does, decides about the group.
 
-        Not about one that a stop of the service cut short: a restart continues it.
+        A group that a stop of the service cut short is left for the restart to continue.
         """
         with self._lock:
             group.open_members -= count
@@ -311,7 +311,7 @@ class GroupService:
             self._conclude(group)
 
     def _conclude(self, group: RolloutGroup) -> None:
-        """Decides about a group of which nothing runs any longer."""
+        """Decides about a group of which nothing runs."""
         if group.timer is not None:
             group.timer.cancel()
         verdict = decide(self.job.dir, group.request, group.members, cancelled=group.cancelled, trouble=group.trouble)
@@ -324,7 +324,7 @@ class GroupService:
         self._progress.status(f"group {group.key}: {words}")
         self.waiters.wake()
 
-    # how they are stopped
+    # Stopping
 
     def _expire(self, group: RolloutGroup) -> None:
         if group.verdict is None and not group.stop.is_set():
@@ -332,7 +332,7 @@ class GroupService:
             self._stop(group)
 
     def _stop(self, group: RolloutGroup) -> None:
-        """Ends its rollouts now, and whatever of them is still being started."""
+        """Ends its rollouts now, also those whose containers are still starting."""
         if not group.stop.is_set():
             group.stop.set()
             threading.Thread(target=self._kill_until_ended, args=[group], name="stopping", daemon=True).start()
@@ -345,7 +345,7 @@ class GroupService:
             time.sleep(KILL_AGAIN)
 
     def drain(self) -> None:
-        """Accepts no group any longer and begins no rollout; what runs goes on."""
+        """Accepts no further group and starts no further rollout; those that run continue."""
         with self._lock:
             self.draining = True
         for group in set(self._futures.copy().values()):
@@ -353,7 +353,7 @@ class GroupService:
         self.waiters.wake()
 
     def _withdraw(self, group: RolloutGroup) -> None:
-        """Takes back those of its rollouts that wait."""
+        """Removes its waiting rollouts from the queue."""
         waiting = [future for future, owner in self._futures.copy().items() if owner is group]
         if count := sum(future.cancel() for future in waiting):
             with self._lock:
