@@ -26,7 +26,7 @@ import openai
 from google import genai
 from google.genai import types
 
-from benchmarks.peers.__main__ import OpenEnv
+from benchmarks.peers.compare import OpenEnv
 from benchmarks.peers.rows import Sampled, TrainedRow, judge
 from benchmarks.proxy.targets import Missing
 from capture.journal.layout import JOURNAL

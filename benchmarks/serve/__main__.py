@@ -16,7 +16,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks.serve.processes import KEY, ROOT, TASK, capture, free_port, service, solve
+from benchmarks.proxy.targets import free_port
+from benchmarks.serve.processes import KEY, ROOT, TASK, capture, service, solve
 from tests.sandbox.scripted_engine import MODEL, ScriptedEngine
 from train.online.client import RolloutService
 

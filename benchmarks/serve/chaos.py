@@ -20,7 +20,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.serve.processes import ROOT, Process, free_port, service, solve
+from benchmarks.proxy.targets import free_port
+from benchmarks.serve.processes import ROOT, Process, service, solve
 from benchmarks.serve.trainer import whole_lines
 from tests.sandbox.scripted_engine import ScriptedEngine
 

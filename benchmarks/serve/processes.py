@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -29,12 +28,6 @@ def solve(body: Body) -> Said:
         return Said("Done.")
     path = ANSWER.search(json.dumps(body["messages"]))
     return call_shell(tools, f"printf 42 > {path[0] if path else '/app/answer.txt'}")
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 class Process:

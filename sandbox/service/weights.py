@@ -65,8 +65,12 @@ class Weights:
             raise RequestRefused(400, "bad_weights", f"the old weights stay in use: {error}") from error
         try:
             if left := self._hold(wait):
-                message = f"{left} calls have not ended after {wait:g} s, so the old weights stay in use; give a longer `wait`"
-                raise RequestRefused(409, "in_flight", message)
+                raise RequestRefused(
+                    409,
+                    "in_flight",
+                    f"{left} calls have not ended after {wait:g} s, so the old weights stay in use; give a longer "
+                    "`wait`",
+                )
             try:
                 engine.reload(path)
             except EngineError as error:

@@ -9,7 +9,8 @@ from pathlib import Path
 import docker
 import pytest
 
-from benchmarks.serve.processes import KEY, free_port, service
+from benchmarks.proxy.targets import free_port
+from benchmarks.serve.processes import KEY, service
 from tests.sandbox.scripted_engine import Body, Said, ScriptedEngine, write_the_number
 from tests.sandbox.support import WAIT
 from train.online.client import RolloutService
