@@ -96,10 +96,10 @@ class Call:
         gate = self.session.replicas.gate
         while gate.closed:
             await self._hold(gate)
-        self.facts.made_to(self.session.options)
+        self.facts.take_policy(self.session.options)
         self.request = self.request.to_model(self.session.options.model)
         with gate:
-            await self._through()
+            await self._call_engine()
 
     async def _reserve(self, budget: Budget) -> None:
         """Takes the call's part of the budget, and cuts the reply to it. Raises `BudgetReached`."""
@@ -123,7 +123,7 @@ class Call:
         finally:
             self.facts.held_seconds += time.perf_counter() - since
 
-    async def _through(self) -> None:
+    async def _call_engine(self) -> None:
         if await self.upstream.will_be_unstreamed(self.request):
             async with self.writer.kept_alive(self.route.settings.keepalive, self.translator.ping):
                 await self._send()

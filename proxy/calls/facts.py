@@ -84,7 +84,7 @@ class Facts:
             log.exception("call %d: the answer could not be read", self.number)
         self.capture_failed = f"{type(error).__name__}: {error}"
 
-    def made_to(self, options: SessionOptions) -> None:
+    def take_policy(self, options: SessionOptions) -> None:
         """The call is sent now, after whatever it waited for: to the session's policy of this moment."""
         self.policy_version, self.model = options.policy_version, options.model
 

@@ -40,13 +40,13 @@ class Request:
         if not isinstance(parsed, dict):
             # Not for us to judge: the engine gets it as it is, and its own error goes back.
             return cls(raw, {}, {}, False, False, False)
-        upstream, cap = _by_session(parsed, options)
+        upstream, cap = _with_options(parsed, options)
         one_line = strict and b"\n" not in raw and b"\r" not in raw
         return cls(raw, parsed, upstream, True, one_line, not strict, cap=cap)
 
     def sent_as(self, chat: dict[str, Any], options: SessionOptions) -> Request:
         """The same request, sent on as `chat` instead of as it came."""
-        upstream, cap = _by_session(chat, options)
+        upstream, cap = _with_options(chat, options)
         return replace(self, upstream=upstream, raw_goes=False, cap=cap)
 
     def capped(self, most: int, by: str) -> Request:
@@ -99,7 +99,7 @@ class Request:
             return self.raw
 
 
-def _by_session(body: dict[str, Any], options: SessionOptions) -> tuple[dict[str, Any], OutputCap | None]:
+def _with_options(body: dict[str, Any], options: SessionOptions) -> tuple[dict[str, Any], OutputCap | None]:
     """`body` with the session's model, its sampling where the agent set none or it is forced, and its length capped."""
     upstream = dict(body)
     if options.model is not None:

@@ -50,8 +50,9 @@ class Replica:
     sampling_defaults: dict[str, Any] | None = None
     #: What its logprobs mean, where that was measured.
     measured: LogprobMeaning | None = None
-    #: The model to ask, in a tuple, where its logprobs are measured.
-    measures: tuple[str | None] | None = None
+    #: Whether its logprobs are measured, and of which model: None is the first that it lists.
+    measures: bool = False
+    measured_model: str | None = None
     #: The replicas of its model, itself among them.
     peers: list[Replica] = field(default_factory=list, repr=False)
     #: Wires on which it refused capture fields in a stream: those are called unstreamed from then on.
@@ -98,8 +99,8 @@ class Replica:
                     self.measured = None
                     self._adapters.clear()
                 self.engine, self.version, self.doubted = engine(name), version, unsure
-                if self.measures is not None and self.measured is None and not self._measuring.locked():
-                    self._remeasuring = asyncio.ensure_future(self._measure_again(*self.measures))
+                if self.measures and self.measured is None and not self._measuring.locked():
+                    self._remeasuring = asyncio.ensure_future(self._measure_again())
         return self.engine
 
     def doubt(self) -> None:
@@ -170,7 +171,7 @@ class Replica:
 
         Where it refuses the calls, its engine's default stands. Raises `UpstreamError` where it cannot be reached.
         """
-        self.measures = (model,)
+        self.measures, self.measured_model = True, model
         async with self._measuring:
             if self.measured is not None or (await self.identify()).name == Engine.name:
                 return
@@ -184,9 +185,9 @@ class Replica:
                     peer.label, peer.logprobs, first.label, first.logprobs,
                 )  # fmt: skip
 
-    async def _measure_again(self, model: str | None) -> None:
+    async def _measure_again(self) -> None:
         with suppress(UpstreamError):
-            await self.measure_logprobs(model)
+            await self.measure_logprobs(self.measured_model)
 
     async def _detect(self) -> tuple[str, str | None, bool]:
         """Name, version, and whether to ask again at the next call: a gateway may answer before its engine does."""

@@ -110,6 +110,7 @@ async def _run(
         nonlocal exit_code
         if ended.is_set():
             hurry.set()
+            service.waiters.wake()
         exit_code = exit_code or 128 + number
         ended.set()
 
@@ -136,21 +137,16 @@ async def _run(
 
 
 async def _drain(service: GroupService, grace: float, hurry: asyncio.Event, progress: Progress) -> None:
-    """Lets what runs end, for so many seconds at most or until a second signal; then ends it."""
+    """Waits up to `grace` seconds, or until a second signal, for rollouts that run; then ends them."""
     await asyncio.to_thread(service.drain)
     if not service.is_idle():
         progress.status(f"stopping; rollouts that run may end within {grace:g} s, a second Ctrl-C ends them now")
         deadline = asyncio.get_running_loop().time() + grace
-        with service.waiters.event() as changed:
-            while not service.is_idle() and not hurry.is_set():
-                changed.clear()
-                left = deadline - asyncio.get_running_loop().time()
-                if left <= 0:
-                    break
-                waits = {asyncio.create_task(changed.wait()), asyncio.create_task(hurry.wait())}
-                _, pending = await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-                for task in pending:
-                    task.cancel()
+        with service.waiters.event() as changed, contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                while not service.is_idle() and not hurry.is_set():
+                    changed.clear()
+                    await changed.wait()
     await asyncio.to_thread(service.close)
     service.waiters.wake()
 
