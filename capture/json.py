@@ -112,6 +112,11 @@ def dumps_as_read(value: Any) -> bytes:
         raise JsonError("nested too deeply") from None
 
 
+def as_object(value: object) -> dict[str, Any]:
+    """A JSON object; empty for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
 def objects(value: object) -> list[dict[str, Any]]:
     """The objects of a JSON list; empty for anything else."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

@@ -12,6 +12,7 @@ from capture.engines.inject import chat_logprobs, completion_logprobs, final_usa
 from capture.engines.meaning import APPLIED, ENGINE_DEFAULT, LOGPROBS, NOT_APPLIED, LogprobMeaning
 from capture.engines.request import CaptureOptions, FollowUp, UpstreamRequest
 from capture.engines.wires import CHAT
+from capture.json import as_object
 from capture.record import FIELDS, Ids
 from capture.unavailable import why
 
@@ -90,12 +91,14 @@ class SGLang(Engine):
     def weight_versions(self, answer: dict[str, Any]) -> list[Any] | None:
         # 0.5.23, unstreamed alone. `metadata` is of the first choice; "default" is the name where nobody gave one.
         choices = answer.get("choices")
-        metas = [_object(_object(choice).get("meta_info")) for choice in choices] if isinstance(choices, list) else []
+        metas = (
+            [as_object(as_object(choice).get("meta_info")) for choice in choices] if isinstance(choices, list) else []
+        )
         found = [meta.get("weight_versions") for meta in metas]
         if found and found[0] is None:
-            found[0] = _object(answer.get("metadata")).get("weight_versions")
+            found[0] = as_object(answer.get("metadata")).get("weight_versions")
         named = any(
-            _object(row).get("version") != "default" for rows in found if isinstance(rows, list) for row in rows
+            as_object(row).get("version") != "default" for rows in found if isinstance(rows, list) for row in rows
         )
         return found if named else None
 
@@ -126,10 +129,6 @@ class SGLang(Engine):
 
     def reply_end(self, choice: dict[str, Any], body: dict[str, Any]) -> str:
         return reply_end(choice, "matched_stop", body, keeps_stop=bool(body.get("no_stop_trim")))
-
-
-def _object(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 #: `ChatCompletionRequest._DEFAULT_SAMPLING_PARAMS` of SGLang 0.5.23.

@@ -163,11 +163,11 @@ class Call:
 
     @property
     def request_body(self) -> dict[str, Any]:
-        return _dict(self.request.get("body"))
+        return json.as_object(self.request.get("body"))
 
     @property
     def response_body(self) -> dict[str, Any]:
-        return _dict(self.response.get("body"))
+        return json.as_object(self.response.get("body"))
 
     @property
     def offers_tools(self) -> bool:
@@ -327,8 +327,4 @@ def _part(raw: msgspec.Raw) -> Any:
 
 
 def _object(raw: msgspec.Raw) -> dict[str, Any]:
-    return _dict(_part(raw))
-
-
-def _dict(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+    return json.as_object(_part(raw))

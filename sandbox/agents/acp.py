@@ -99,7 +99,7 @@ class _Conversation:
                 "clientInfo": {"name": "benchflow-sidecar", "version": "1"},
             },
         )
-        reported = _object(about.get("agentInfo")).get("name")
+        reported = json.as_object(about.get("agentInfo")).get("name")
         self.agent_run.reported_name = reported if reported and isinstance(reported, str) else self.name
         cwd = self.agent_run.prepared.workdir
         params = {"cwd": cwd, "mcpServers": [], **({"_meta": meta} if meta else {})}
@@ -107,7 +107,7 @@ class _Conversation:
         session = new.get("sessionId")
         if not isinstance(session, str):
             raise AgentError(f"{self.name} gave no session id", "acp_error")
-        current = _object(new.get("models")).get("currentModelId")
+        current = json.as_object(new.get("models")).get("currentModelId")
         if model_id is not None and current not in (None, model_id):
             await self.request(connection, "session/set_model", {"sessionId": session, "modelId": model_id})
         return session
@@ -115,7 +115,7 @@ class _Conversation:
     async def request(self, connection: Connection, method: str, params: dict[str, Any]) -> dict[str, Any]:
         seconds = self.agent_run.handshake_seconds
         try:
-            return _object(await asyncio.wait_for(connection.send_request(method, params), seconds))
+            return json.as_object(await asyncio.wait_for(connection.send_request(method, params), seconds))
         except TimeoutError as error:
             sentence = f"{self.name} did not answer {method} within {seconds:g} s"
             raise AgentError(f"{sentence}; {self.hint}" if self.hint else sentence, "acp_error") from error
@@ -129,17 +129,17 @@ class _Conversation:
             with contextlib.suppress(Exception):  # a hung agent may hang here too
                 await asyncio.wait_for(connection.send_notification("session/cancel", {"sessionId": session}), 2)
             raise self.agent_run.out_of_time() from error
-        reason = _object(answer).get("stopReason")
+        reason = json.as_object(answer).get("stopReason")
         return reason if reason and isinstance(reason, str) else "end_turn"
 
     async def handle(self, method: str, params: Any, is_notification: bool) -> Any:
         """The agent's own messages: it reports what it does, and asks for permission, which it gets."""
         from acp.exceptions import RequestError
 
-        params = _object(params)
+        params = json.as_object(params)
         if method == "session/update":
             try:
-                self.update(_object(params.get("update")))
+                self.update(json.as_object(params.get("update")))
             except AgentError as error:
                 self.failure = error
                 self.transport.end()
@@ -153,7 +153,7 @@ class _Conversation:
     def update(self, update: dict[str, Any]) -> None:
         kind = update.get("sessionUpdate")
         if kind in ("agent_message_chunk", "agent_thought_chunk"):
-            text = _object(update.get("content")).get("text")
+            text = json.as_object(update.get("content")).get("text")
             if isinstance(text, str) and text.strip("\n"):
                 self.agent_run.trajectory.text(kind.removesuffix("_chunk"), text)
         elif kind in ("tool_call", "tool_call_update"):
@@ -286,11 +286,6 @@ def is_message(value: object) -> bool:
     )
 
 
-def _object(value: object) -> dict[str, Any]:
-    """A JSON object of the agent's, {} for what should have been one."""
-    return value if isinstance(value, dict) else {}
-
-
 def _describe(error: RequestError) -> str:
-    details = _object(getattr(error, "data", None)).get("details")
+    details = json.as_object(getattr(error, "data", None)).get("details")
     return f"{error}: {details}" if details else str(error)

@@ -71,7 +71,8 @@ def serve(
             left = service.close()
         job.finish(plan, stopped=bool(left))
         if left:
-            progress.status(f"{left} groups are not finished; --job {plan.job} --resume continues them")
+            groups = "1 group is" if left == 1 else f"{left} groups are"
+            progress.status(f"{groups} not finished; --job {plan.job} --resume continues")
         return exit_code
 
 

@@ -305,11 +305,25 @@ def test_a_stop_lets_rollouts_end_and_a_restart_goes_on(service: Service, model:
     thread.join(WAIT)
     assert service.kill(signal.SIGTERM) == 143
     assert len(received) == 4 and len(service.rollouts()) == 4
-    assert "--resume continues them" in service.log.read_text()
+    assert "--resume continues" in service.log.read_text()
     service.start(resume=True)
     *records, verdict = service.group("half", size=6)
     assert len(records) == 6 and verdict["state"] == "complete"
     assert len(service.rollouts()) == 6
+
+
+def test_a_second_signal_ends_what_runs(tmp_path: Path, engine: ScriptedEngine, model: Model) -> None:
+    write_tasks(tmp_path / "tasks")
+    model.gate.clear()
+    with Service(tmp_path, engine, grace=WAIT * 2) as service:
+        threading.Thread(target=suppressed, args=[service.lines("cut", size=2)]).start()
+        until(lambda: model.calls == 2)
+        service.process.send_signal(signal.SIGTERM)
+        until(lambda: "stopping; rollouts that run may end" in service.log.read_text())
+        assert service.kill(signal.SIGTERM) == 143
+        model.gate.set()
+        assert service.rollouts() == []
+        assert "1 group is not finished; --job job --resume continues" in service.log.read_text()
 
 
 @pytest.mark.parametrize("wait", [0.0, 0.3, 0.8])
