@@ -103,7 +103,7 @@ class EmbeddedEngine:
 
     def check(self, model_path: Path) -> None:
         """Loads other weights in a process beside this one, which serves on, and drops them. Raises `EngineError`."""
-        if not model_path.is_file():
+        if not is_file(model_path):
             raise EngineError(f"there is no file {model_path}; give the path of a GGUF file on the engine's host")
         with EmbeddedEngine(
             model_path, host=self._address[0], model=self.model, n_ctx=SLOT_TOKENS, slots=1, threads=self._threads,
@@ -192,6 +192,14 @@ class EmbeddedEngine:
         self._log.seek(0)
         line = last_words(self._log.read().decode(errors="replace"))
         return f" Its last output: {line}" if line else ""
+
+
+def is_file(path: Path) -> bool:
+    """False also for a path that no file can have, as one that is too long."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def last_words(log: str) -> str:

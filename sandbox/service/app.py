@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from capture import json
 from proxy import Policy, SettingsError, seconds_to_wait
 from sandbox.embedded_engine import EmbeddedEngine
 from sandbox.service.group_request import RequestRefused, bad
@@ -155,7 +156,7 @@ class ServiceApp:
                         yield line
                 if verdict is not None:
                     if sent == len(group.finished):
-                        yield orjson.dumps(verdict) + b"\n"
+                        yield json.dumps(verdict) + b"\n"
                     return
                 if self.service.draining and self.service.is_idle():
                     return

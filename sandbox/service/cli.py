@@ -13,7 +13,7 @@ import typer
 from capture.engines.llamacpp import LlamaCpp
 from proxy import TOKEN_LOGPROBS, is_loopback
 from sandbox.agents import find_agent
-from sandbox.embedded_engine import EmbeddedEngine
+from sandbox.embedded_engine import EmbeddedEngine, is_file
 from sandbox.errors import JobError
 from sandbox.rollouts import options
 from sandbox.rollouts.job import default_job_name
@@ -130,6 +130,6 @@ def own_engine(gguf: Path, model: str | None, env: Mapping[str, str], calls: int
         raise JobError(f"-m {model}: with --gguf the engine is llama.cpp; give -m {LLAMACPP}/NAME, or leave -m out")
     if BASE_URL in env:
         raise JobError(f"--gguf starts an engine; leave out --agent-env {BASE_URL}, or --gguf")
-    if not gguf.is_file():
+    if not is_file(gguf):
         raise JobError(f"--gguf {gguf}: there is no such file; give a GGUF file")
     return EmbeddedEngine(gguf.absolute(), model=name, slots=min(calls, MOST_SLOTS), exact=True)

@@ -63,6 +63,8 @@ class GroupService:
         self._weights: str | None = (ledger.policy or {}).get("weights")
         self._ledger, self._progress = ledger, progress
         self._lock = threading.Lock()
+        #: The ledger has policies in the order in which they were applied.
+        self._policy_lock = threading.Lock()
         #: Rollouts that wait, and that run.
         self.queued = self.running = 0
         self._executor = ThreadPoolExecutor(max_workers=options.concurrency, thread_name_prefix="rollout")
@@ -122,14 +124,20 @@ class GroupService:
         """The policy of the calls from now on, of rollouts that run and of later ones.
 
         `weights`: the file that the service's own engine serves now. Raises `RequestRefused` where it cannot be
-        written down: a restart would stamp calls with the one before.
+        written down: a restart would serve the policy before. Calls are stamped with the new one then only if the
+        engine serves it already.
         """
-        try:
-            self._ledger.change_policy(policy.version, policy.model, weights or self._weights)
-        except JournalError as error:
-            raise RequestRefused(507, "not_written", f"the policy is not changed: {error}") from error
-        self._weights = weights or self._weights
-        self._apply(policy)
+        with self._policy_lock:
+            try:
+                self._ledger.change_policy(policy.version, policy.model, weights or self._weights)
+            except JournalError as error:
+                if weights is None:
+                    raise RequestRefused(507, "not_written", f"the policy is not changed: {error}") from error
+                self._apply(policy)
+                message = f"{weights} is served, but a restart would serve the weights before: {error}"
+                raise RequestRefused(507, "not_written", message) from error
+            self._weights = weights or self._weights
+            self._apply(policy)
 
     def _apply(self, policy: Policy) -> None:
         with self._lock:

@@ -69,10 +69,10 @@ def serve(
             exit_code = asyncio.run(_run(service, app, options, listener, progress, on_start))
         finally:
             left = service.close()
-        job.finish(plan, stopped=bool(left))
         if left:
             groups = "1 group is" if left == 1 else f"{left} groups are"
             progress.status(f"{groups} not finished; --job {plan.job} --resume continues")
+        job.finish(plan, stopped=bool(left))
         return exit_code
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-import orjson
-
+from capture import json
 from capture.journal.layout import JobDir
 from sandbox.service.group_request import GroupRequest
 from train.groups.groups import Group, group_key
@@ -28,7 +27,7 @@ def record_line(job: JobDir, name: str) -> bytes | None:
     if rollout is None:
         return None
     row = record(rollout, read_log(rollout, chat=True), group_key(rollout), Encode(text=True))
-    return orjson.dumps(row) + b"\n"
+    return json.dumps(row) + b"\n"
 
 
 def decide(

@@ -216,7 +216,12 @@ def test_weights_that_cannot_be_loaded_leave_the_old_ones_serving(tmp_path: Path
     (tmp_path / "text.gguf").write_text("no model")
     with EmbeddedEngine(slots=1, n_ctx=512) as engine:
         before, pid = completion(engine), engine.pid
-        for name, words in (("torn.gguf", "torn.gguf"), ("text.gguf", "text.gguf"), ("none.gguf", "there is no file")):
+        for name, words in (
+            ("torn.gguf", "torn.gguf"),
+            ("text.gguf", "text.gguf"),
+            ("none.gguf", "there is no file"),
+            ("x" * 5000, "there is no file"),
+        ):
             with pytest.raises(EngineError, match=words):
                 engine.check(tmp_path / name)
         assert engine.pid == pid and completion(engine) == before

@@ -139,6 +139,19 @@ def test_a_deadline_withholds_what_is_not_whole(service: Service, model: Model) 
     model.gate.set()
 
 
+@pytest.mark.parametrize("error", ["\ud83d alone", 2**70])
+def test_a_record_is_sent_whatever_its_texts_hold(service: Service, error: object) -> None:
+    service.group("odd", size=1)
+    (path,) = service.job.glob("*/result.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"error": error, "export_error": error}))
+    lines = service.http.get("/groups/odd").text.splitlines()
+    assert [json.loads(line)["schema_version"] for line in lines] == [
+        "benchflow.rollout-stream.v1",
+        "benchflow.group-verdict.v1",
+    ]
+    assert "Traceback" not in service.log.read_text()
+
+
 def test_a_seed_picks_one_task_for_the_whole_group(service: Service) -> None:
     for seed, task in ((0, "write-42"), (1, "write-it-too"), (7, "write-it-too"), (-2, "write-42")):
         verdict = service.group(f"seed{seed}", task=None, seed=seed, size=1)[-1]
