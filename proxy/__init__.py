@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from proxy.sampling import read_sampling
     from proxy.server import OpenSession, Proxy, ProxyThread, serve
     from proxy.sessions.policy import Policy
-    from proxy.settings import SessionOptions, Settings, is_loopback, option_help
+    from proxy.settings import SessionOptions, Settings, check_key, is_loopback, option_help
     from proxy.upstream.gate import seconds_to_wait
 
 #: Loaded when asked for: `bench --help` and `bench train` need no proxy.
@@ -19,14 +19,14 @@ _DEFINED_IN = {
     "proxy.sampling": ("read_sampling",),
     "proxy.server": ("OpenSession", "Proxy", "ProxyThread", "serve"),
     "proxy.sessions.policy": ("Policy",),
-    "proxy.settings": ("SessionOptions", "Settings", "is_loopback", "option_help"),
+    "proxy.settings": ("SessionOptions", "Settings", "check_key", "is_loopback", "option_help"),
     "proxy.upstream.gate": ("seconds_to_wait",),
 }
 
 __all__ = [
     "TOKEN_LOGPROBS", "TOP_LOGPROBS", "OpenSession", "Policy", "Proxy", "ProxyError", "ProxyThread", "SessionError",
-    "SessionOptions", "Settings", "SettingsError", "is_loopback", "option_help", "read_capture", "read_sampling",
-    "read_top_logprobs", "seconds_to_wait", "serve",
+    "SessionOptions", "Settings", "SettingsError", "check_key", "is_loopback", "option_help", "read_capture",
+    "read_sampling", "read_top_logprobs", "seconds_to_wait", "serve",
 ]  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from capture.engines.llamacpp import LlamaCpp
-from proxy import TOKEN_LOGPROBS, is_loopback
+from proxy import TOKEN_LOGPROBS, check_key, is_loopback
 from sandbox.agents import find_agent
 from sandbox.embedded_engine import EmbeddedEngine, is_file
 from sandbox.errors import JobError
@@ -72,6 +72,7 @@ def serve_command(
     Exit codes: 2 bad input, or no Docker; 130 Ctrl-C, 143 SIGTERM: containers are gone, and --resume continues the
     groups that were not finished.
     """
+    check_key(key or None)
     if key is None and not is_loopback(host):
         raise JobError(
             f"refusing to listen on {host} without a key: anybody who reaches the port could run agents here; give "

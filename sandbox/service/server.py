@@ -93,8 +93,8 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=512)
-    except OSError as error:
-        reason = error.strerror or error
+    except (OSError, TypeError, UnicodeError) as error:  # the last two: a name that no host can have
+        reason = getattr(error, "strerror", None) or error
         raise JobError(f"cannot listen on {host}:{port}: {reason}; choose another --host or --port") from error
 
 

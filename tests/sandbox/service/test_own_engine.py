@@ -10,6 +10,7 @@ from sandbox.embedded_engine import find_weights
 from sandbox.errors import EngineError, JobError
 from sandbox.rollouts.model_endpoint import BASE_URL
 from sandbox.service.cli import own_engine
+from sandbox.service.server import listen
 from tests.forked import run_command
 
 
@@ -45,3 +46,15 @@ def test_without_a_model_both_ways_to_name_one_are_given(tmp_path: Path) -> None
     (tmp_path / "tasks").mkdir()
     run = run_command(["bench", "serve", "tasks", "-a", "mini"], cwd=tmp_path)
     assert run.returncode == 2 and "needs a model" in run.stderr and "or --gguf FILE" in run.stderr
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "a b", " ", "a\nb"])
+def test_a_key_that_no_header_can_hold(tmp_path: Path, key: str) -> None:
+    done = run_command(["bench", "serve", str(tmp_path), "-a", "oracle", "--key", key])
+    assert (done.returncode, "a key must be printable ASCII without spaces" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("host", ["a..b", "\N{LATIN SMALL LETTER U WITH DIAERESIS}" * 70])
+def test_a_host_that_has_no_address(host: str) -> None:
+    with pytest.raises(JobError, match="cannot listen on"):
+        listen(host, 0)

@@ -14,8 +14,8 @@ from proxy import Policy, SessionOptions
 from sandbox.agents import find_agent
 from sandbox.rollouts.plan import RolloutPlan
 from sandbox.service.group_request import RequestRefused
+from sandbox.service.group_service import GroupService, ServiceOptions
 from sandbox.service.ledger import Ledger
-from sandbox.service.service import GroupService, ServiceOptions
 
 
 @pytest.mark.parametrize(("weights", "served", "words"), [(None, "0", "not changed"), ("8.gguf", "8", "a restart")])
