@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -48,6 +49,13 @@ class Model:
             return Said("Done.")
         value = 42 if self._right == 1.0 or number % 4 else 41
         return call_shell(tools, f"printf {value} > {path[0]}")
+
+
+def until(happened: Any) -> None:
+    deadline = time.monotonic() + WAIT
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def write_tasks(folder: Path, *names: str) -> Path:

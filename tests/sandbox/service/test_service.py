@@ -20,7 +20,7 @@ from capture.journal.layout import JobDir
 from sandbox.service.ledger import Ledger
 from tests.sandbox.scripted_engine import ScriptedEngine
 from tests.sandbox.service.local_service import KEY
-from tests.sandbox.service.support import Model, Service, write_tasks
+from tests.sandbox.service.support import Model, Service, until, write_tasks
 from tests.sandbox.support import WAIT
 from tests.schemas import validator
 from train import stream_rollouts
@@ -44,13 +44,6 @@ def service(tmp_path: Path, engine: ScriptedEngine) -> Iterator[Service]:
     write_tasks(tmp_path / "tasks", "write-42", "write-it-too")
     with Service(tmp_path, engine, concurrency=4, queue=8) as running:
         yield running
-
-
-def until(happened: Any) -> None:
-    deadline = time.monotonic() + WAIT
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_group_is_records_and_a_verdict(service: Service) -> None:

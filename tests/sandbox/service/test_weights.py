@@ -13,7 +13,7 @@ import pytest
 from capture.journal.journal import JournalReader
 from sandbox.embedded_engine import find_weights
 from tests.sandbox.scripted_engine import ScriptedEngine
-from tests.sandbox.service.support import Model, Service, write_tasks
+from tests.sandbox.service.support import Model, Service, until, write_tasks
 from tests.sandbox.support import WAIT
 
 pytestmark = pytest.mark.slow
@@ -29,13 +29,6 @@ def service(tmp_path: Path, model: Model) -> Iterator[Service]:
     write_tasks(tmp_path / "tasks")
     with ScriptedEngine(model) as engine, Service(tmp_path, engine, concurrency=4, queue=8) as running:
         yield running
-
-
-def until(happened: Any) -> None:
-    deadline = time.monotonic() + WAIT
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def started(service: Service, key: str, **fields: Any) -> tuple[threading.Thread, list[dict[str, Any]]]:
