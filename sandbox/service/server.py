@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -117,6 +118,7 @@ async def _run(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number)
+    logging.getLogger("uvicorn.error").addFilter(is_fault)
     continued = await asyncio.to_thread(service.resume)
     if continued:
         progress.status(f"{continued} groups of an earlier run continue")
@@ -150,6 +152,11 @@ async def _drain(service: GroupService, grace: float, hurry: asyncio.Event, prog
                     await changed.wait()
     await asyncio.to_thread(service.close)
     service.waiters.wake()
+
+
+def is_fault(record: logging.LogRecord) -> bool:
+    """False for an answer that a stop cuts off, as one to a client that reads slowly: uvicorn logs its traceback."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 class Server(uvicorn.Server):

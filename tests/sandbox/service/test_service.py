@@ -373,6 +373,18 @@ def test_a_killed_service_knows_which_policy_it_serves(service: Service, model: 
     assert stamped == {"old": ["2"], "new": ["2b"]}
 
 
+def test_a_client_that_does_not_read_holds_up_no_stop(service: Service) -> None:
+    service.group("long", size=2)
+    for path in service.job.glob("*/result.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"error": "x" * 8_000_000}))
+    host, _, port = service.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port))) as sock:
+        sock.sendall(f"GET /groups/long HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n\r\n".encode())
+        assert sock.recv(10)
+        assert service.kill(signal.SIGTERM) == 143
+    assert "Traceback" not in service.log.read_text()
+
+
 def test_a_torn_line_of_the_ledger_is_left_out(service: Service) -> None:
     service.group("whole")
     service.kill(signal.SIGKILL)
