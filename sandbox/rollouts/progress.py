@@ -5,6 +5,7 @@ Without a terminal the bar's counts are printed as a line after a while without 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -83,7 +84,8 @@ class Progress:
         """Prints a line about the run on standard error."""
         with self._lock:
             self._last = time.monotonic()
-            self._console.print(f"{self._command}: {printable(text)}", markup=False, emoji=False, soft_wrap=True)
+            with contextlib.suppress(OSError):  # a log on a full disk stops no rollout and no verdict
+                self._console.print(f"{self._command}: {printable(text)}", markup=False, emoji=False, soft_wrap=True)
 
     def phase(self, rollout: str, phase: str) -> None:
         with self._lock:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.sandbox.scripted_engine import ScriptedEngine
-from tests.sandbox.service.support import Model, Service, write_tasks
+from tests.sandbox.service.support import Model, Service, until, write_tasks
+from tests.sandbox.support import WAIT
 
 pytestmark = pytest.mark.slow
 
@@ -47,3 +51,21 @@ def test_a_group_is_refused_in_one_sentence_and_accepted_when_there_is_space(ser
     *records, verdict = service.group("g")
     assert len(records) == 2 and verdict["state"] == "complete"
     assert service.http.get("/status").json()["policy_version"] != "2"
+
+
+def test_a_group_whose_rollouts_cannot_be_written_is_withheld(service: Service, model: Model) -> None:
+    model.gate.clear()
+    lines: list[dict[str, Any]] = []
+    thread = threading.Thread(target=lambda: lines.extend(service.lines("g")))
+    thread.start()
+    until(lambda: model.calls == 2)
+    with full_disk(service):
+        model.gate.set()
+        thread.join(WAIT)
+    *records, verdict = lines
+    assert verdict["state"] == "withheld" and verdict["detail"] and verdict["advantages"] is None
+    assert all(not record["sequences"] for record in records)
+    assert "Traceback" not in service.log.read_text()
+    again = service.group("g")
+    assert again[-1] == verdict
+    assert max(Counter(result["group"]["index"] for result in service.rollouts()).values(), default=1) == 1
