@@ -113,9 +113,13 @@ class GroupService:
         return found
 
     def cancel(self, key: str) -> RolloutGroup:
-        """Stops what runs of a group; its verdict follows when its sandboxes are gone."""
+        """Stops what runs of a group; its verdict follows when its sandboxes are gone. Raises `RequestRefused`."""
         group = self.group(key)
-        if group.verdict is None:
+        if group.verdict is None and not group.cancelled:
+            try:
+                self._ledger.cancel(key)
+            except JournalError as error:
+                raise RequestRefused(507, "not_written", f"the group is not cancelled: {error}") from error
             group.cancelled = True
             self._stop(group)
         return group
@@ -201,7 +205,10 @@ class GroupService:
                     group.replaces[index] = result["rollout_name"]
                 else:
                     self._finish_member(group, index, result["rollout_name"])
-            if group.verdict is None:
+            if group.verdict is None and key in self._ledger.cancelled:
+                group.cancelled = True
+                self._conclude(group)
+            elif group.verdict is None:
                 continued += 1
                 missing = [index for index, name in enumerate(group.members) if name is None]
                 with self._lock:

@@ -1,4 +1,4 @@
-"""`groups.jsonl` of a job: a line when a group is accepted, one when it ended, and one for each new policy.
+"""`groups.jsonl` of a job: a line when a group is accepted, one when it is cancelled or ended, and one per policy.
 
 A line is on disk before anything follows from it: no rollout starts before its group's line, and no trainer gets a
 verdict that a restart would decide again. So a service that was killed knows which groups are open.
@@ -29,6 +29,7 @@ class Ledger:
         #: The task of each accepted group, also of one that a seed picked among the tasks of that run.
         self.tasks: dict[str, str] = {}
         self.ended: dict[str, dict[str, Any]] = {}
+        self.cancelled: set[str] = set()
         self.policy: dict[str, str | None] | None = None
         self.accepted_since: set[str] = set()
         self._lock = threading.Lock()
@@ -51,6 +52,8 @@ class Ledger:
                 self.accepted_since.add(key)
             elif isinstance(row, dict) and _has_text(row.get("verdict"), "key", "state"):
                 self.ended[row["verdict"]["key"]] = row["verdict"]
+            elif isinstance(row, dict) and isinstance(row.get("cancel"), str):
+                self.cancelled.add(row["cancel"])
             elif isinstance(row, dict) and _has_text(row.get("policy"), "version"):
                 self.policy, self.accepted_since = row["policy"], set()
         if data and not data.endswith(b"\n"):  # a line that a kill cut off
@@ -59,6 +62,10 @@ class Ledger:
     def accept(self, request: dict[str, Any], task: str) -> None:
         """Raises `JournalError`; the group is not accepted then."""
         self._append({"request": request, "task": task})
+
+    def cancel(self, key: str) -> None:
+        """Raises `JournalError`; the group is not cancelled then."""
+        self._append({"cancel": key})
 
     def end(self, verdict: dict[str, Any]) -> None:
         """Raises `JournalError`; a restart decides about the group again then."""

@@ -124,6 +124,21 @@ def test_a_cancelled_group_frees_its_sandboxes(service: Service, model: Model) -
     assert service.group("next")[-1]["state"] == "complete"
 
 
+def test_a_cancelled_group_stays_cancelled_after_a_kill(service: Service, model: Model) -> None:
+    model.gate.clear()
+    lines = service.lines("gone", size=2)
+    threading.Thread(target=lambda: suppressed(lines)).start()
+    until(lambda: model.calls == 2)
+    service.process.send_signal(signal.SIGSTOP)  # so that the kill comes before the verdict
+    with (service.job / "groups.jsonl").open("ab") as file:
+        file.write(b'{"cancel": "gone"}\n')
+    service.kill(signal.SIGKILL)
+    model.gate.set()
+    service.start(resume=True)
+    (verdict,) = service.group("gone", size=2)
+    assert (verdict["state"], service.rollouts()) == ("cancelled", [])
+
+
 def test_a_deadline_withholds_what_is_not_whole(service: Service, model: Model) -> None:
     model.gate.clear()
     (verdict,) = service.group("late", deadline=1.5)
