@@ -1,7 +1,8 @@
 """`groups.jsonl` of a job: a line when a group is accepted, one when it is cancelled or ended, and one per policy.
 
-A line is on disk before anything follows from it: no rollout starts before its group's line, and no trainer gets a
-verdict that a restart would decide again. So a service that was killed knows which groups are open.
+A line is on disk before anything follows from it: no rollout starts before its group's line. So a service that was
+killed knows which groups are open. Only a verdict that cannot be written, on a full disk, reaches the trainer all the
+same; a restart then decides about the group again.
 """
 
 from __future__ import annotations

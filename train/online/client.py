@@ -31,7 +31,8 @@ class Task(TypedDict):
 
 
 class GroupVerdict(TypedDict):
-    """How a group ended. `rollouts` and `advantages` are in the order of the rollouts' `index`, one per rollout.
+    """How a group ended. `rollouts` and `advantages` are in the order of the rollouts' `index`, one per rollout; in a
+    group of one the advantage is None, as there is nothing to compare it with.
 
     `advantages` is None unless `state` is "complete"; else `reason` is a code and `detail` a sentence that say why.
     """
@@ -45,7 +46,7 @@ class GroupVerdict(TypedDict):
     reason: str | None
     detail: str | None
     rollouts: list[str | None]
-    advantages: list[float] | None
+    advantages: list[float | None] | None
     advantage_kind: str | None
     group_mean: float | None
     group_std: float | None

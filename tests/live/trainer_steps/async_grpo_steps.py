@@ -104,6 +104,13 @@ def worst(model, row):
     return replies
 
 
+def later(sent, version):
+    """The first version after this one whose weights are others: a step on groups of equal rewards moves nothing."""
+    return next(
+        (v for v in sent if v > version and any(not torch.equal(sent[v][n], sent[version][n]) for n in sent[v])), None
+    )
+
+
 def main():
     os.chdir(os.environ["FOLDER"])
     torch.set_num_threads(1)
@@ -116,12 +123,12 @@ def main():
     moved = any(not torch.equal(value, first[name]) for name, value in trainer.model.named_parameters())
     rows = list(ROWS)
     plain = AutoModelForCausalLM.from_pretrained("model", dtype=torch.float32)
+    sent = {version: torch.load(f"sent-{version}.pt") for version in range(1, transfer.version + 1)}
     by_version = [{} for _ in rows]
-    for version in range(1, transfer.version + 1):
-        plain.load_state_dict(torch.load(f"sent-{version}.pt"), strict=False)
+    for version, weights in sent.items():
+        plain.load_state_dict(weights, strict=False)
         for row, found in zip(rows, by_version, strict=True):
-            newer = version - row.model_version
-            if newer == 0 or (newer == 1 and row.group_id < 2):
+            if version == row.model_version or (row.group_id < 2 and version == later(sent, row.model_version)):
                 found[version] = worst(plain, row)
     result = {
         "versions": transfer.version, "moved": moved, "distances": Trainer.distances,
