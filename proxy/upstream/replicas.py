@@ -93,7 +93,8 @@ class Replica:
                     seen, version, unsure = await self._detect()
                     name = seen if name == "auto" else name
                 if self.engine is not None and (self.engine.name, self.version) != (name, version):
-                    log.warning("%s is another engine now: %s %s", self.label, name, version or "")
+                    if self.engine.name != Engine.name:  # else nobody knew what it was
+                        log.warning("%s is another engine now: %s %s", self.label, name, version or "")
                     self.buffered.clear()
                     self.streams_anyway.clear()
                     self.measured = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +15,8 @@ import httpx
 
 from train.errors import BadInput, ServiceBusy, ServiceError, ServiceRefused, ServiceUnavailable
 from train.stream.records import RolloutRecord
+
+log = logging.getLogger(__name__)
 
 VERDICT: Final = "benchflow.group-verdict.v1"
 #: Seconds that a service may take to load other weights or to let calls in flight end.
@@ -206,8 +209,10 @@ class RolloutService:
         return answer
 
     def patiently(self, attempt: Callable[[], _T], until: float) -> _T:
-        """The result of `attempt`, made again while the service is away or busy, until the clock is at `until`."""
-        pause = 0.1
+        """The result of `attempt`, made again while the service is away or busy, until the clock is at `until`. The log
+        says so once.
+        """
+        pause, warned = 0.1, False
         while True:
             try:
                 return attempt()
@@ -215,6 +220,9 @@ class RolloutService:
                 wait = error.retry_after if isinstance(error, ServiceBusy) else pause
                 if time.monotonic() + wait > until:
                     raise
+                if not warned:
+                    log.warning("%s; trying again for %.0f s", error, until - time.monotonic())
+                    warned = True
                 time.sleep(wait * random.uniform(1, 1.25))  # noqa: S311 - so that trainers do not come back at once
                 pause = min(pause * 2, 5.0)
 

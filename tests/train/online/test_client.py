@@ -84,6 +84,13 @@ def test_an_answer_that_never_has_a_verdict_is_an_error_and_no_endless_loop() ->
         list(ask(service.url, patience=0.3))
 
 
+def test_a_service_that_is_away_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ServiceUnavailable, match="start bench serve"):
+        RolloutService("http://127.0.0.1:9", KEY, patience=0.4).tasks()
+    (warning,) = caplog.messages
+    assert "does not answer" in warning and "trying again for" in warning
+
+
 def test_a_silent_service_is_asked_again_after_the_timeout() -> None:
     release = threading.Event()
     calls = []
