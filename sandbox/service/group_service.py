@@ -6,6 +6,7 @@ rollouts' own files.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Sequence
@@ -63,6 +64,7 @@ class GroupService:
         self._weights: str | None = (ledger.policy or {}).get("weights")
         self._ledger, self._progress = ledger, progress
         self._lock = threading.Lock()
+        self._finishing = threading.Lock()
         #: The ledger has policies in the order in which they were applied.
         self._policy_lock = threading.Lock()
         #: Rollouts that wait, and that run.
@@ -191,13 +193,15 @@ class GroupService:
             member = result.get("group")
             if isinstance(member, dict) and isinstance(member.get("key"), str):
                 results.setdefault(member["key"], []).append(result)
+        order = {name: place for place, name in enumerate(self._ledger.finished)}
         continued = 0
         for key, body in self._ledger.accepted.items():
             request = self._accepted_request(key, body)
             with self._lock:
                 group = self._add(request, self._policy_changes if key in self._ledger.accepted_since else -1)
             group.verdict = self._ledger.ended.get(key)
-            for result in results.get(key, []):
+            # As trainers got them; a rollout that finished as the service was killed comes after these.
+            for result in sorted(results.get(key, []), key=lambda found: order.get(found["rollout_name"], len(order))):
                 index = result["group"].get("index")
                 if type(index) is not int or not 0 <= index < request.size:
                     continue
@@ -286,7 +290,10 @@ class GroupService:
             self.job.add(result)
             self._progress.done(result, final=final)
             if final:
-                self._finish_member(group, index, name)
+                with self._finishing:  # lines go out in the order that the ledger has
+                    with contextlib.suppress(JournalError):  # a full disk, which the group's verdict tells
+                        self._ledger.finish(name)
+                    self._finish_member(group, index, name)
 
         def on_stop(name: str) -> None:
             group.running.discard(name)

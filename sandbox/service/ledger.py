@@ -1,4 +1,4 @@
-"""`groups.jsonl` of a job: a line when a group is accepted, one when it is cancelled or ended, and one per policy.
+"""`groups.jsonl` of a job: a line when a group is accepted, cancelled or ended, when a rollout ended, and per policy.
 
 A line is on disk before anything follows from it: no rollout starts before its group's line. So a service that was
 killed knows which groups are open. Only a verdict that cannot be written, on a full disk, reaches the trainer all the
@@ -31,6 +31,8 @@ class Ledger:
         self.tasks: dict[str, str] = {}
         self.ended: dict[str, dict[str, Any]] = {}
         self.cancelled: set[str] = set()
+        #: Rollouts in the order in which trainers got their lines.
+        self.finished: list[str] = []
         self.policy: dict[str, str | None] | None = None
         self.accepted_since: set[str] = set()
         self._lock = threading.Lock()
@@ -53,6 +55,8 @@ class Ledger:
                 self.accepted_since.add(key)
             elif isinstance(row, dict) and _has_text(row.get("verdict"), "key", "state"):
                 self.ended[row["verdict"]["key"]] = row["verdict"]
+            elif isinstance(row, dict) and isinstance(row.get("finished"), str):
+                self.finished.append(row["finished"])
             elif isinstance(row, dict) and isinstance(row.get("cancel"), str):
                 self.cancelled.add(row["cancel"])
             elif isinstance(row, dict) and _has_text(row.get("policy"), "version"):
@@ -63,6 +67,10 @@ class Ledger:
     def accept(self, request: dict[str, Any], task: str) -> None:
         """Raises `JournalError`; the group is not accepted then."""
         self._append({"request": request, "task": task})
+
+    def finish(self, rollout: str) -> None:
+        """The next line of its group is this rollout's. Raises `JournalError`; a restart may change the order then."""
+        self._append({"finished": rollout})
 
     def cancel(self, key: str) -> None:
         """Raises `JournalError`; the group is not cancelled then."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import signal
 import socket
@@ -398,6 +399,16 @@ def test_a_client_that_does_not_read_holds_up_no_stop(service: Service) -> None:
         assert sock.recv(10)
         assert service.kill(signal.SIGTERM) == 143
     assert "Traceback" not in service.log.read_text()
+
+
+def test_a_restart_keeps_the_order_of_the_lines(service: Service) -> None:
+    """Though a disk may say that the rollouts finished in another one."""
+    before = service.group("before", size=3)
+    service.kill(signal.SIGKILL)
+    for place, record in enumerate(before[:-1]):
+        os.utime(service.job / record["rollout"] / "result.json", (1e9 - place, 1e9 - place))
+    service.start(resume=True)
+    assert service.group("before", size=3) == before
 
 
 def test_a_torn_line_of_the_ledger_is_left_out(service: Service) -> None:
