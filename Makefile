@@ -19,7 +19,7 @@ demo: $(VENV)/.demo  ## run a real model, and show what was captured
 test: $(VENV)/.dev  ## all tests but the slow ones on vLLM, SGLang and the trainers
 	@$(BIN)/python -m pytest -m "not live" --durations=20
 
-test-fast: $(VENV)/.dev  ## the tests without Docker, a browser, an engine or worker processes, in under two minutes
+test-fast: $(VENV)/.dev  ## the tests without Docker, a browser, an engine or worker processes, in about three minutes
 	@$(BIN)/python -m pytest -m "not (live or docker or browser or engine or workers or slow)" --durations=20 \
 		--hypothesis-profile=fast
 
