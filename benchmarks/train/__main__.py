@@ -72,28 +72,28 @@ def naive_coverage(job: Path, out: Path) -> int:
 
 
 def naive_ids(job: Path, out: Path) -> int:
-    rows = 0
-    with out.open("w") as file:
-        for result, calls in naive_calls(job):
-            found = naive_sequence(calls)
-            if found is not None:
-                prompt, completion, mask, _ = found
-                sampled = [token if bit else -100 for token, bit in zip(completion, mask, strict=True)]
-                row = {"input_ids": prompt + completion, "labels": [-100] * len(prompt) + sampled}
-                file.write(json.dumps(row | {"reward": result["rewards"]["reward"]}) + "\n")
-                rows += 1
-    return rows
+    def row_of(prompt: list[int], completion: list[int], mask: list[int], logprobs: list[float]) -> dict[str, Any]:
+        sampled = [token if bit else -100 for token, bit in zip(completion, mask, strict=True)]
+        return {"input_ids": prompt + completion, "labels": [-100] * len(prompt) + sampled}
+
+    return write_naive_rows(job, out, row_of)
 
 
 def naive_grpo(job: Path, out: Path) -> int:
+    def row_of(*parts: Any) -> dict[str, Any]:
+        return dict(zip(("prompt_ids", "completion_ids", "env_mask", "logprobs"), parts, strict=True))
+
+    return write_naive_rows(job, out, row_of)
+
+
+def write_naive_rows(job: Path, out: Path, row_of: Callable[..., dict[str, Any]]) -> int:
+    """A row of each rollout that is one sequence, of its prompt, completion, mask and logprobs; how many there are."""
     rows = 0
     with out.open("w") as file:
         for result, calls in naive_calls(job):
             found = naive_sequence(calls)
             if found is not None:
-                names = ("prompt_ids", "completion_ids", "env_mask", "logprobs")
-                row = dict(zip(names, found, strict=True))
-                file.write(json.dumps(row | {"reward": result["rewards"]["reward"]}) + "\n")
+                file.write(json.dumps(row_of(*found) | {"reward": result["rewards"]["reward"]}) + "\n")
                 rows += 1
     return rows
 

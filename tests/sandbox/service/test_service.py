@@ -30,17 +30,6 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def model() -> Model:
-    return Model()
-
-
-@pytest.fixture
-def engine(model: Model) -> Iterator[ScriptedEngine]:
-    with ScriptedEngine(model) as running:
-        yield running
-
-
-@pytest.fixture
 def service(tmp_path: Path, engine: ScriptedEngine) -> Iterator[Service]:
     write_tasks(tmp_path / "tasks", "write-42", "write-it-too")
     with Service(tmp_path, engine, concurrency=4, queue=8) as running:

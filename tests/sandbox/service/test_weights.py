@@ -20,14 +20,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def model() -> Model:
-    return Model()
-
-
-@pytest.fixture
-def service(tmp_path: Path, model: Model) -> Iterator[Service]:
+def service(tmp_path: Path, engine: ScriptedEngine) -> Iterator[Service]:
     write_tasks(tmp_path / "tasks")
-    with ScriptedEngine(model) as engine, Service(tmp_path, engine, concurrency=4, queue=8) as running:
+    with Service(tmp_path, engine, concurrency=4, queue=8) as running:
         yield running
 
 
